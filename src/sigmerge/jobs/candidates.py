@@ -176,7 +176,7 @@ def candidate_of(recipe: Mapping[str, Any], pool: PoolMembers, options: Options)
         files["anchor"] = checkpoint_files(anchor)
         places[plain["anchor"]] = "anchor"
     else:
-        job = plan_dense(load_recipe(plain), options)
+        job = plan_dense(loaded if plain == recipe else load_recipe(plain), options)
         libraries += ["torch"] if job.operator.needs or job.solved_on != "cpu" else []
         settings |= {
             "operator": str(job.operator.revision),

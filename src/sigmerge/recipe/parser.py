@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sigmerge.errors import RecipeError
+from sigmerge.files.documents import too_deep
 from sigmerge.files.regular import is_regular
-from sigmerge.files.yaml_documents import as_yaml, decoded, parse_yaml
+from sigmerge.files.yaml_documents import Yaml, as_yaml, decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
 from sigmerge.recipe.members import fetched, with_models
@@ -78,11 +79,20 @@ def load_recipe(
         file = Path(source).expanduser()
         text, where = decoded(file, "a recipe in YAML", RecipeError), str(file)
         folder, own = file.resolve().parent, [file.resolve()]
-    numbered = not isinstance(source, Mapping)
-    recipe = _Parser(text, where, folder, strict, numbered).parse(seed, repair or {})
+    parser = _Parser(text, where, folder, strict, numbered=not isinstance(source, Mapping))
+    if (
+        isinstance(source, Mapping)
+        and len(text) < _PLAIN_TEXT
+        and not too_deep(plain, _PLAIN_DEPTH)
+    ):
+        parser.known = plain
+    recipe = parser.parse(seed, repair or {})
     return replace(recipe, files=(*own, *recipe.files))
 
 
+_PLAIN_TEXT, _PLAIN_DEPTH = 100_000, 16
+"""A mapping within these limits need not be read again from its text, which takes milliseconds:
+a search has hundreds of them."""
 _FOLDERS = ("data", "folder", "judge", "pool", "splits", "suite")
 """Keys whose values may name a folder that is read, or holds what took long to measure."""
 
@@ -131,6 +141,8 @@ class _Parser(Reading):
     """Modules that are merged one by one."""
     kinds: Sequence[tuple[str, bool]] = ()
     """Of every slice of theirs, its module and whether it is whole."""
+    known: Any = None
+    """What the text says, where it was made from that."""
 
     def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
         data = self._changed(self._yaml(), repair)
@@ -189,7 +201,8 @@ class _Parser(Reading):
     # YAML
 
     def _yaml(self) -> dict[str, Any]:
-        found = parse_yaml(self.text, self.where, RecipeError)
+        known = Yaml(self.known) if self.known is not None else None
+        found = known or parse_yaml(self.text, self.where, RecipeError)
         data, self.lines = found.value, found.lines
         for place in found.twice:
             self.problem(place, "is given twice")
