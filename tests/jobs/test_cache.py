@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from sigmerge import kept
+from sigmerge.checkpoints.remote import stand_in, target
 from sigmerge.errors import OutputError, RecipeError
+from sigmerge.files import digests
+from sigmerge.files.digests import file_digests
+from sigmerge.files.objects import STAND_IN_RECORD
 from sigmerge.jobs.cache import clear, listing, prune
 from sigmerge.kept import BESIDE, Derivation, Given, Inputs
 from tests.command_line import sigmerge
@@ -93,3 +97,57 @@ def test_a_wrong_size_or_pool_is_refused(pool: Path):
     with pytest.raises(OutputError, match="no such folder"):
         clear([pool / "nowhere"])
     assert len(listing([pool]).entries) == 3
+
+
+@pytest.fixture
+def remote(pool: Path) -> Path:
+    """The place of a copy of a remote folder."""
+    fsspec = pytest.importorskip("fsspec")
+    store = fsspec.filesystem("memory")
+    store.pipe("/cached/model/config.json", b"{}")
+    store.pipe("/cached/model/model.safetensors", b"\2\0\0\0\0\0\0\0{}")
+    return stand_in("memory://cached/model").parent
+
+
+def test_copies_of_remote_folders_are_listed_and_go(remote: Path):
+    [entry] = [entry for entry in listing().entries if entry.name == "remote"]
+    assert entry.of == "memory://cached/model" and entry.bytes > 10 and entry.sound
+    assert prune(older_than="1h").entries == ()
+    os.utime(remote / STAND_IN_RECORD, (1, 1))
+    stand_in("memory://cached/model")  # which is a use
+    assert prune(older_than="1h").entries == () and prune(larger_than="1MB").entries == ()
+    os.utime(remote / STAND_IN_RECORD, (1, 1))
+    assert [entry.name for entry in prune(older_than="1h").entries] == ["remote"]
+    assert not remote.exists()
+    clear()
+    assert listing().entries == ()
+
+
+def test_a_result_on_its_way_to_a_store_is_no_entry(remote: Path):
+    on_its_way = target("memory://cached/result")
+    (on_its_way / "half").mkdir(parents=True)
+    clear()
+    assert (on_its_way / "half").exists() and not remote.exists()
+
+
+def test_digests_are_listed_and_those_of_changed_files_go(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(digests, "GRAIN", -(10**9))  # files need not be old
+    files = [tmp_path / name for name in ("same", "changed", "gone", "damaged")]
+    for file in files:
+        file.write_text("content")
+        file_digests([file])
+    [entry] = [entry for entry in listing().entries if entry.name == "digests"]
+    assert entry.of == f"{len(digests.notes())} files" and entry.bytes > 100
+    assert digests.idle_notes() == []
+    files[1].write_text("other content")
+    files[2].unlink()
+    [damaged] = [note for note in digests.notes() if str(files[3]) in note.read_text()]
+    damaged.write_text("{")
+    before = {*digests.notes()}
+    [entry] = [entry for entry in prune().entries if entry.name == "digests"]
+    assert entry.of == "3 files" and damaged in before - {*digests.notes()}
+    assert len(before - {*digests.notes()}) == 3 and digests.idle_notes() == []
+    clear()
+    assert digests.notes() == []

@@ -76,7 +76,19 @@ def stand_in(url: str) -> Path:
         there = False
     if not there:
         _make_stand_in(place, about, found)
+    with suppress(OSError):
+        os.utime(place / STAND_IN_RECORD)  # it is used now
     return place / name
+
+
+def stand_ins() -> dict[Path, str]:
+    """The places of all stand-ins and their addresses; not of results on their way to a store."""
+    found = {}
+    for place in sorted(remote_root().glob("[!.]*")):
+        record = kept_json(place / STAND_IN_RECORD, {"url"})
+        if not place.name.startswith(_OUT):
+            found[place] = str(record["url"]) if record else ""
+    return found
 
 
 def _stubs(found: Mapping[str, RemoteFile]) -> dict[str, list[Any]]:

@@ -189,6 +189,24 @@ def unknown(files: Iterable[Path]) -> list[Path]:
     return [f for f in files if _known(_begun(f, PoolError), memory) is None]
 
 
+def notes() -> list[Path]:
+    """Where digests are remembered."""
+    return sorted(cache_place("digests").glob("*"))
+
+
+def idle_notes() -> list[Path]:
+    """Notes of no use: damaged ones, and those of files that are gone or others now."""
+    return [note for note in notes() if not _is_of_use(note)]
+
+
+def _is_of_use(note: Path) -> bool:
+    content = kept_json(note, {"file", "identity"})
+    try:
+        return content is not None and identity(Path(content["file"])) == content["identity"]
+    except OSError:
+        return False
+
+
 class _File(NamedTuple):
     """A file to be hashed, as it is when that begins."""
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sigmerge import kept
+from sigmerge.checkpoints.remote import stand_ins
 from sigmerge.checkpoints.writer import parse_size
 from sigmerge.errors import OutputError
+from sigmerge.files.digests import idle_notes, notes
+from sigmerge.files.objects import STAND_IN_RECORD
+from sigmerge.files.regular import remove
 from sigmerge.kept import Listed
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -56,7 +62,41 @@ class CacheListing:
 
 def listing(pools: Sequence[Path] = (), *, verify: bool = False) -> CacheListing:
     """Every entry of the user's cache and of these pools; `verify` reads all their bytes."""
-    return _over(pools, lambda root: kept.listing(root, verify=verify))
+    _check(pools)
+    others = (*_stand_ins(), *_digests(notes()))
+    return _over(pools, lambda root: kept.listing(root, verify=verify), others)
+
+
+def _stand_ins() -> Iterator[Listed]:
+    """Copies of remote folders: headers and small files, or all of one that was loaded."""
+    for place, url in stand_ins().items():
+        files = tuple(file for file in place.rglob("*") if file.is_file())
+        record = place / STAND_IN_RECORD
+        used = (record if record.exists() else place).stat().st_mtime
+        size = sum(file.stat().st_size for file in files)
+        yield Listed(
+            place.parent, "remote", url, place.name, size, place.stat().st_mtime, used, {}, {},
+            (place, *files), bool(url),
+        )  # fmt: skip
+
+
+def _digests(found: Sequence[Path]) -> Iterator[Listed]:
+    """All notes of digests as one entry: there is one of every file that was read."""
+    if found:
+        times = [note.stat().st_mtime for note in found]
+        size = sum(note.stat().st_size for note in found)
+        yield Listed(
+            found[0].parent, "digests", f"{len(found):,} files", "", size, min(times), max(times),
+            {}, {}, tuple(found), True,
+        )  # fmt: skip
+
+
+def _dropped(entries: Iterable[Listed]) -> tuple[Listed, ...]:
+    gone = tuple(entries)
+    for entry in gone:
+        for file in entry.files if entry.name == "digests" else entry.files[:1]:
+            remove(file, if_possible=True)
+    return gone
 
 
 def prune(
@@ -64,14 +104,21 @@ def prune(
 ) -> CacheListing:
     """Remove entries that were not used for so long, or are larger; of both, what both hold for.
 
-    Damaged ones always go.
+    Damaged ones always go, and notes of files that are gone or others now.
     """
     age, most = _seconds(older_than), parse_size(larger_than) if larger_than else None
     if age is None and most is None:
         age = math.inf
-    return _over(
-        pools, lambda root: kept.prune(root, older_than=age, larger_than=most), removed=True
-    )
+    _check(pools)
+    now = time.time()
+    others = _dropped(
+        entry for entry in _stand_ins()
+        if not entry.sound or ((age is None or now - entry.used > age)
+                               and (most is None or entry.bytes > most))
+    )  # fmt: skip
+    others += _dropped(_digests(idle_notes()))
+    made = partial(kept.prune, older_than=age, larger_than=most)
+    return _over(pools, made, others, removed=True)
 
 
 def clear(pools: Sequence[Path] = ()) -> CacheListing:
@@ -82,17 +129,26 @@ def clear(pools: Sequence[Path] = ()) -> CacheListing:
         kept.clear(root)
         return entries
 
-    return _over(pools, gone, removed=True)
+    _check(pools)
+    others = _dropped((*_stand_ins(), *_digests(notes())))
+    return _over(pools, gone, others, removed=True)
 
 
-def _over(
-    pools: Sequence[Path], work: Callable[[Path], Iterable[Listed]], *, removed: bool = False
-) -> CacheListing:
+def _check(pools: Sequence[Path]) -> None:
     for pool in pools:
         if not pool.is_dir():
             raise OutputError(f"--pool {pool}: no such folder.")
+
+
+def _over(
+    pools: Sequence[Path],
+    work: Callable[[Path], Iterable[Listed]],
+    others: Sequence[Listed],
+    *,
+    removed: bool = False,
+) -> CacheListing:
     roots = tuple(kept.roots(pools))
-    entries = tuple(entry for root in roots for entry in work(root))
+    entries = (*(entry for root in roots for entry in work(root)), *others)
     return CacheListing(roots, entries, kept.size_limit(), removed)
 
 
