@@ -36,6 +36,7 @@ CLASSES = {
     "BertForMultipleChoice": lambda: hf.BertConfig(**TINY),
     "BertForNextSentencePrediction": lambda: hf.BertConfig(**TINY),
     "BertForPreTraining": lambda: hf.BertConfig(**TINY),
+    "AlbertForMaskedLM": lambda: hf.AlbertConfig(**TINY, embedding_size=8),
     "RobertaModel": lambda: hf.RobertaConfig(**TINY),
     "T5EncoderModel": lambda: hf.T5Config(vocab_size=24, d_model=16, d_kv=8, d_ff=24, num_layers=2,
                                           num_heads=2),

@@ -250,6 +250,7 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
     if said and len(stored) == 1 and said not in (TORCH_NAMES[dtype] for dtype in stored):
         yield Finding("config", "dtype", f"{said}, the weights are {TORCH_NAMES[stored.pop()]}")
     depth, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    depth = config.get("num_hidden_groups", depth)  # ALBERT's layers share their weights
     known = (depth, depth + more) if isinstance(depth, int) and isinstance(more, int) else (depth,)
     if depth is not None and checkpoint.stack.depth and checkpoint.stack.depth not in known:
         yield Finding("config", "num_hidden_layers",
