@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -381,8 +382,21 @@ def test_what_a_command_imports_beside_itself_is_among_its_files(line: str, tmp_
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     named = named_files(line, tmp_path, "command")
-    found = {file.relative_to(tmp_path).as_posix() for file in named}
+    found = {f.relative_to(tmp_path).as_posix() for f in named if f.is_relative_to(tmp_path)}
     assert found == {"score.py", "helper.py", "inner/__init__.py", "inner/deep.py", "inner/near.py"}
+
+
+def test_a_program_of_the_path_is_among_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score of the user's own that lies in a folder of programs."""
+    program = tmp_path / "bin/my-score"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert named_files("my-score {checkpoint}", tmp_path, "command") == [program]
+    assert named_files("bin/my-score {checkpoint}", tmp_path, "command") == [program]
 
 
 def test_a_command_whose_helper_changed_is_run_again(pool: PoolOnDisk, tmp_path: Path) -> None:

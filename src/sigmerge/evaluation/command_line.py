@@ -39,13 +39,15 @@ def check_program(command: str, folder: Path, where: str) -> None:
 def named_files(command: str, folder: Path, where: str) -> list[Path]:
     """The files that a command names, its script among them, as they are named.
 
-    After each what it imports, if it is Python: modules that lie beside it.
+    After each what it imports, if it is Python: modules that lie beside it. Last the program, where
+    it is found on PATH.
     """
     words = command_words(command, where)
     named = [folder / part for word in words for part in (word, *word.split("=")[1:])
              if "{" not in part]  # fmt: skip
     files = [[f, *imported_files(f, [f.parent])] for f in named if f.is_file()]
     files += [module_files(name, [folder]) for flag, name in pairwise(words) if flag == "-m"]
+    files += [[Path(found)] for found in [shutil.which(words[0])] if found and "/" not in words[0]]
     return [*dict.fromkeys(file for each in files for file in each)]
 
 
