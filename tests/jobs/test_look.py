@@ -13,6 +13,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import sigmerge
+from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import PoolError
 from sigmerge.recipe import load_recipe
 from tests.command_line import refused
@@ -136,3 +137,24 @@ def test_names_stay_texts_in_what_is_written(tmp_path: Path) -> None:
     sigmerge.merge(tmp_path / "recipe.yaml", tmp_path / "out")
     front = (tmp_path / "out/README.md").read_text().split("---\n")[1]
     assert set(yaml.safe_load(front)["base_model"]) == {"reference", "math", *names}
+
+
+def test_a_model_in_the_hubs_cache_is_inspected(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "hub/models--owner--tuned"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs/main").write_text("abc123")
+    shutil.copytree(pool.experts["math"], home / "snapshots/abc123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    ran = command("inspect", "owner/tuned")
+    assert ran.code == 0 and "2 layers" in ran.out
+    both = command("inspect", "owner/tuned", pool.reference, "--json").json
+    assert [Path(each["folder"]).name for each in (both, *both["others"])] == [
+        "abc123",
+        "reference",
+    ]
+    said = refused(3, "inspect", "owner/other", beside=pool.root)
+    assert "the hub's cache does not hold it" in said
+    assert open_checkpoint(home / "snapshots/abc123").title == "owner/tuned"

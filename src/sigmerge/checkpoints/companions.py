@@ -164,12 +164,7 @@ def model_card(
 
 def _hub_names(pool: PoolMembers) -> list[str]:
     """The members as a card names them: by hub id where their folder is a download of the hub."""
-    names = []
-    for member in pool.members.values():
-        folder = member.adapter or member.path
-        cached = [part for part in folder.parts if part.startswith("models--")]
-        names.append(cached[-1][8:].replace("--", "/") if cached else folder.name)
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(member.title for member in pool.members.values()))
 
 
 def companion_files(folder: Path) -> list[Path]:

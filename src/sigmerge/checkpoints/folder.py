@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -72,6 +73,13 @@ def tied_head(embedding: str) -> str:
     return "embed_out.weight" if "embed_in." in embedding else "lm_head.weight"
 
 
+def on_hub(folder: Path) -> str | None:
+    """owner/name of a snapshot in the hub's cache, whose own name is a commit; None elsewhere."""
+    names = [part for part, inner in pairwise(folder.parts) if inner == "snapshots"]
+    model = next((name for name in names if name.startswith("models--")), None)
+    return model and model.removeprefix("models--").replace("--", "/")
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """`path` is the folder of the configuration; with an `adapter`, tensors are formed with it."""
@@ -109,8 +117,9 @@ class Checkpoint:
 
     @property
     def title(self) -> str:
-        """The last part of its name, for a reader."""
-        return (self.adapter or self.path).name
+        """What a reader calls it: its folder's name, or the model's on the hub for a snapshot."""
+        folder = self.adapter or self.path
+        return on_hub(folder) or folder.name
 
     @property
     def head(self) -> str | None:

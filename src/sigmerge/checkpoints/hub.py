@@ -10,6 +10,20 @@ from sigmerge.errors import MissingExtra, RecipeError
 WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 
 
+def cached(identifier: str) -> Path | None:
+    """The snapshot of `owner/name` that the hub's cache holds; nothing is downloaded."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError:
+        raise MissingExtra(f"The hub id {identifier}", ["huggingface_hub"], ["hub"]) from None
+    name, _, revision = identifier.partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        return None
+
+
 def download(identifier: str) -> Path:
     """The local snapshot of `owner/name` or `owner/name@revision`, downloaded if need be."""
     try:

@@ -14,6 +14,12 @@ _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?$")
 _REVISION = re.compile(r"^([^@]+)@[\w.-]+$")
 
 
+def is_hub_id(text: str, folder: Path | None = None) -> bool:
+    """Whether this is `owner/name` whose owner is no folder here, or in `folder`."""
+    owner, roots = text.partition("/")[0], [Path.cwd(), *([folder] if folder else [])]
+    return bool(_HUB_ID.match(text)) and not any((root / owner).exists() for root in roots)
+
+
 def find_model(text: str, folder: Path) -> Path | None:
     """A local folder, looked for in the working folder and beside the recipe; None for a hub id.
 
@@ -36,13 +42,7 @@ def find_model(text: str, folder: Path) -> Path | None:
         raise RecipeError(f"{text!r}: one model and one adapter, as in model+adapter")
     if found := _without_revision(text, folder):
         return found
-    owner = text.partition("/")[0]
-    local = (
-        Path(text).is_absolute()
-        or owner in (".", "..", "~")
-        or any((root / owner).exists() for root in (Path.cwd(), folder))
-    )
-    if not local and _HUB_ID.match(text):
+    if is_hub_id(text, folder):
         return None
     tried = ", ".join(map(str, _tried(text, folder)))
     raise RecipeError(f"{text!r}: no such folder (looked in {tried})")
