@@ -29,7 +29,7 @@ merge_method: task_arithmetic
 base_model: {reference}
 models:
   - model: {math}
-    parameters: {{weight: 0.5, nomalize: true}}
+    parameters: {{weight: 0.5, colour: true}}
 dtype: {dtype}
 """
 
@@ -48,11 +48,11 @@ def written(pool: PoolOnDisk, folder: Path, text: str, **places: str) -> Path:
 
 def test_nothing_differs_but_what_is_passed_over(pool: PoolOnDisk, tmp_path: Path) -> None:
     (change,) = migration(written(pool, tmp_path, PLAIN))
-    assert "nomalize" in change.text and "line 5" in change.text
+    assert "colour" in change.text and "line 5" in change.text
 
 
 def test_lines_are_those_of_the_file(pool: PoolOnDisk, tmp_path: Path) -> None:
-    text = PLAIN.replace("task_arithmetic", "dare_ties").replace(", nomalize: true", "")
+    text = PLAIN.replace("task_arithmetic", "dare_ties").replace(", colour: true", "")
     file = written(pool, tmp_path, text + "tokenizer_source: union\n", dtype="bfloat16")
     told = [str(change) for change in migration(file)]
     assert told[0].startswith("line 1, merge_method: entries are dropped by other draws")
@@ -69,7 +69,7 @@ def test_whose_special_tokens_the_configuration_has(pool: PoolOnDisk) -> None:
 
 def test_adapters_slices_and_our_keys(pool: PoolOnDisk, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "lora", pool.reference, read_weights(pool.reference))
-    with_adapter = PLAIN.replace("{math}", "{reference}+{lora}").replace(", nomalize: true", "")
+    with_adapter = PLAIN.replace("{math}", "{reference}+{lora}").replace(", colour: true", "")
     (change,) = migration(written(pool, tmp_path, with_adapter, lora=str(adapter)))
     assert (change.line, change.key) == (3, "models") and "adapters are added" in change.text
     ours = with_adapter.replace("{reference}+{lora}", "{math}") + "seed: 3\n"
@@ -96,14 +96,14 @@ def test_a_recipe_that_cannot_run_is_an_error(pool: PoolOnDisk, tmp_path: Path) 
 
 def test_of_several_recipes_each_is_told_under_its_name(pool: PoolOnDisk, tmp_path: Path) -> None:
     """Lines are those of the file; a model that another recipe makes need not be there."""
-    first = PLAIN.replace("task_arithmetic", "dare_ties").replace(", nomalize: true", "")
+    first = PLAIN.replace("task_arithmetic", "dare_ties").replace(", colour: true", "")
     last = PLAIN.replace("{math}", "half") + "seed: 3\n"
     text = f"# two\n---\nname: half\n{first}---\n{last}"
     told = [str(change) for change in migration(written(pool, tmp_path, text, dtype="bfloat16"))]
     starts = ["line 4, half.merge_method", "line 9, half.dtype", "line 16, merged.dtype",
               "line 17, merged.seed", "merged: "]  # fmt: skip
     assert [line[: len(start)] for line, start in zip(told, starts, strict=True)] == starts
-    assert "nomalize" in told[-1]
+    assert "colour" in told[-1]
 
 
 def told(pool: PoolOnDisk, recipe: dict[str, Any]) -> str:
@@ -312,7 +312,7 @@ def test_a_recipe_that_a_dry_run_refuses(tmp_path: Path, case: str, several: boo
 def test_a_recipe_has_the_chat_template_of_the_one_before_it(tmp_path: Path) -> None:
     """Only where that one's result has none is it told, wherever it stands in the file."""
     pool = make_pool(tmp_path / "pool", experts=2, tokenizer=True)
-    first = PLAIN.replace(", nomalize: true", "")
+    first = PLAIN.replace(", colour: true", "")
     last = first.replace("{reference}", "half").replace("{math}", "{coding}")
     text = f"{last}---\nname: half\n{first}"
     assert migration(written(pool, tmp_path, text)) == ()

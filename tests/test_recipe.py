@@ -47,6 +47,18 @@ def put(*path: Any) -> Callable[[Any], Change]:
 
 
 WRONG: dict[str, tuple[Change, list[str]]] = {
+    "misspelt parameter": (
+        put("models", 0, "parameters", "denisty")(0.5),
+        ["models[0].parameters.denisty", "line ", "did you mean 'density'?"],
+    ),
+    "misspelt weight beside the weight": (
+        put("models", 0, "parameters", "wieght")(0.5),
+        ["models[0].parameters.wieght", "did you mean 'weight'?"],
+    ),
+    "misspelt shared parameter": (
+        put("parameters", "nomalize")(False),
+        ["parameters.nomalize", "did you mean 'normalize'?"],
+    ),
     "misspelt parameter that mergekit needs": (
         lambda r: r["models"][0].update(parameters={"weigth": 0.5}),
         ["models[0].parameters.weigth", "line ", "did you mean 'weight'?"],
@@ -248,18 +260,6 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
 
 
 PASSED_OVER: dict[str, tuple[Change, list[str]]] = {
-    "misspelt parameter": (
-        put("models", 0, "parameters", "denisty")(0.5),
-        ["models[0].parameters.denisty", "line ", "did you mean 'density'?"],
-    ),
-    "misspelt weight beside the weight": (
-        put("models", 0, "parameters", "wieght")(0.5),
-        ["models[0].parameters.wieght", "did you mean 'weight'?"],
-    ),
-    "misspelt shared parameter": (
-        put("parameters", "nomalize")(False),
-        ["parameters.nomalize", "did you mean 'normalize'?"],
-    ),
     "dtype among the parameters": (
         put("parameters", "dtype")("float16"),
         ["parameters.dtype", "'dtype' is no parameter of ties"],

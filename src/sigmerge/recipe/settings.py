@@ -96,7 +96,7 @@ class ParameterCheck:
         for name, value in given.items():
             parameter = known.get(name)
             if parameter is None:
-                self._stranger((*path, name), known, given)
+                self._stranger((*path, name), known)
             elif per_model and not parameter.per_model:
                 told = "belongs to the merge as a whole; move it to the top-level parameters:"
                 self._idle((*path, name), told, parameter)
@@ -109,18 +109,16 @@ class ParameterCheck:
         ours = self.operator.name not in MERGEKIT or parameter.name in OURS
         (self.problem if ours else self.passed_over)(path, message)
 
-    def _stranger(self, path: Place, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def _stranger(self, path: Place, known: Mapping[str, Any]) -> None:
         """A parameter that the operator does not have; mergekit passes over it.
 
-        Not so where it can be one that decides the result here, or without which mergekit stops.
+        Not so where it is nearly one that the operator has: then its value was meant.
         """
         method, name = self.operator.name, str(path[-1])
-        meant = nearest(name, known)
         if method in MERGEKIT and name in FAMILY:
             self.note(f"{name} is ignored: {method} does not read it, in mergekit neither")
         else:
-            decides = meant in OURS or (meant in NEEDED and meant not in given)
-            wrong = method not in MERGEKIT or decides
+            wrong = method not in MERGEKIT or nearest(name, known) is not None
             told = unknown(f"parameter of {method}", name, known)
             (self.problem if wrong else self.passed_over)(path, told)
 
