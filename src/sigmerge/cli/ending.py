@@ -47,6 +47,7 @@ _NO_THREAD = (
     "the system lets this process start no further thread: its memory, or the number of processes, "
     "is limited (ulimit -v, ulimit -u). Fewer --threads need less."
 )
+_HELP = ("--help", "-h")
 _LIBRARIES = (
     "ACCELERATE_", "CUBLAS_", "CUDA_", "HF_", "KMP_", "LD_PRELOAD", "MKL_", "NVIDIA_",
     "OMP_", "OPENBLAS_", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTORCH_", "RAY_", "TOKENIZERS_",
@@ -142,11 +143,25 @@ def _named(given: list[str]) -> typer.Typer:
     """
     commands = [one for one in app.registered_commands if _name(one) in given]
     groups = [one for one in app.registered_groups if one.name in given]
-    if not commands and not groups:
-        return app
     one = copy(app)
+    if given and given[0] in _HELP:
+        commands, groups = [_told(each) for each in app.registered_commands], app.registered_groups
+    elif not commands and not groups:
+        return app
     one.registered_commands, one.registered_groups = commands, groups
     return one
+
+
+def _told(command: CommandInfo) -> CommandInfo:
+    """A command as the list of all shows it: without its options."""
+    assert command.callback is not None  # every command here is a function
+
+    def nothing() -> None: ...
+
+    nothing.__name__, nothing.__doc__ = command.callback.__name__, command.callback.__doc__
+    shown = copy(command)
+    shown.callback = nothing
+    return shown
 
 
 def _name(command: CommandInfo) -> str:

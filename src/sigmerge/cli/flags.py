@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
-from inspect import Parameter, signature
+from functools import cached_property
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -231,26 +232,46 @@ def command(
     shared = [known[each] for each in (*dict.fromkeys(taken), *PRINTING)]
 
     def declared(function: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(function, include_extras=True)
-        own = [each for each in signature(function).parameters.values() if each.name != "flags"]
-        kept = [e.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[e.name]) for e in own]
-        kinds = {each.name: each.metadata["kind"] for each in shared}
-        more = [
-            Parameter(e.name, Parameter.KEYWORD_ONLY, default=e.default, annotation=kinds[e.name])
-            for e in shared
-        ]
-
-        def called(**given: Any) -> None:
-            flags = Flags(**{each.name: given.pop(each.name) for each in shared})
-            show.set_verbosity(flags.verbose)
-            function(**given, flags=flags)
-
-        called.__name__, called.__doc__ = function.__name__, function.__doc__
-        called.__module__ = function.__module__
-        taking = signature(function).replace(parameters=[*kept, *more])
-        setattr(called, "__signature__", taking)  # noqa: B010  (mypy knows no such attribute)
-        called.__annotations__ = {each.name: each.annotation for each in (*kept, *more)}
+        called = _Command(function, shared)
         of.command(name, epilog=epilog)(called)
         return called
 
     return declared
+
+
+class _Command:
+    """A function with shared options in the place of its `flags`.
+
+    What it takes is looked up when typer asks: a process runs one command, and has dozens.
+    """
+
+    def __init__(self, function: Callable[..., None], shared: Sequence[Field[Any]]) -> None:
+        self._function, self._shared = function, shared
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self.__module__ = function.__module__
+
+    @cached_property
+    def __signature__(self) -> Signature:
+        hints = get_type_hints(self._function, include_extras=True)
+        taking = signature(self._function)
+        own = [each for each in taking.parameters.values() if each.name != "flags"]
+        kept = [e.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[e.name]) for e in own]
+        more = [
+            Parameter(
+                each.name,
+                Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=each.metadata["kind"],
+            )
+            for each in self._shared
+        ]
+        return taking.replace(parameters=[*kept, *more])
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {each.name: each.annotation for each in self.__signature__.parameters.values()}
+
+    def __call__(self, **given: Any) -> None:
+        flags = Flags(**{each.name: given.pop(each.name) for each in self._shared})
+        show.set_verbosity(flags.verbose)
+        self._function(**given, flags=flags)
