@@ -1,6 +1,8 @@
 // How arguments of Python reach the core: arrays by the buffer protocol, without a copy.
 #pragma once
 
+#include <stdio.h>  // which nanobind takes for granted, and Python does not bring with the stable ABI
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 
