@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sigmerge.checkpoints.computed import disagreements
+from sigmerge.checkpoints.computed import decides, disagreements
 from sigmerge.errors import PoolError
 
 LLAMA: dict[str, Any] = {
@@ -126,3 +126,14 @@ def test_a_configuration_that_cannot_be_right_names_its_member() -> None:
     wrong = {**QWEN, "use_sliding_window": True, "max_window_layers": "x"}
     with pytest.raises(PoolError, match=r"math: config\.json: what it says of layer_types"):
         disagreements({"reference": QWEN, "math": wrong}, "reference")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["rms_norm_eps", "layer_norm_epsilon", "clip_qkv", "relative_attention_num_buckets",
+     "rope_theta", "rope_scaling", "num_attention_heads", "head_dim", "hidden_act",
+     "activation_function", "sliding_window", "final_logit_softcapping", "embedding_multiplier",
+     "num_experts_per_tok", "n_group"],
+)  # fmt: skip
+def test_each_of_these_decides_what_is_computed(key: str) -> None:
+    assert decides(key, 3) and not decides("initializer_range", 3)
