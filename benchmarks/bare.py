@@ -16,10 +16,10 @@ def take_away() -> None:
     from sigmerge.engine.machine import load_numpy
 
     load_numpy()
-    from sigmerge.checkpoints import writer, written
+    from sigmerge.checkpoints import write_log, writer
 
     writer.checksum = lambda *_: 0  # type: ignore[assignment]
-    written.Written.read_back = (  # type: ignore[method-assign]
+    write_log.Written.read_back = (  # type: ignore[method-assign]
         lambda self, *_: ([], [""] * len(self._handles))
     )
 

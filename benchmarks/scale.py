@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sigmerge.checkpoints.ahead import AHEAD_BYTES
+from sigmerge.checkpoints.prefetch import AHEAD_BYTES
 from sigmerge.engine.speed import DISK, SPEEDS, seconds
-from sigmerge.words import duration
+from sigmerge.messages import duration
 
 DOCUMENT = Path("docs/scale.md")
 EXPERTS = 5

@@ -31,7 +31,7 @@ from statistics import median
 from benchmarks.dense import BIN, METHODS, OUT, THREADS, Sides, write_recipe
 from benchmarks.measure import Cost, best, drop, machine, run, versions
 from benchmarks.pool import HALF_BILLION, QUICK, BenchPool, make_pool
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 
 SIZES = {"quick": QUICK, "half-billion": HALF_BILLION}
 BAR = 1.05

@@ -37,7 +37,7 @@ from tests.evaluation.tiny import write_tiny
 from fuzz.kills import TIMES, bytes_of
 from sigmerge import kept
 from sigmerge.cli.main import main as sigmerge
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.files.scratch import remove_stale
 
 VARIANTS = 3

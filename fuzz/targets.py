@@ -37,7 +37,7 @@ from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS, File, read_rows
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.files import digests
-from sigmerge.files.regular import is_regular
+from sigmerge.files.safe_open import is_regular
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import read_scores
 from sigmerge.jobs.verify import VerifyJob

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 from sigmerge.checkpoints.remote import place_of, target
 from sigmerge.errors import RecipeError
 from sigmerge.jobs.options import Description, Keywords, Options
+from sigmerge.messages import shown as named
+from sigmerge.messages import unknown
 from sigmerge.progress import shown, silent
 from sigmerge.recipe import Recipe, load_recipe
-from sigmerge.words import shown as named
-from sigmerge.words import unknown
 
 if TYPE_CHECKING:
     from sigmerge.evaluation.run import Result
@@ -133,7 +133,7 @@ def merge_several(
     >>> [Path(done.out).name for done in sigmerge.merge_several("several.yaml", "several")]
     ['half', 'whole']
     """
-    from sigmerge.jobs.several import SeveralJob
+    from sigmerge.jobs.multi_recipe import SeveralJob
     from sigmerge.recipe.documents import several
 
     place = Path(file).expanduser()
@@ -537,7 +537,7 @@ def inspect(checkpoint: PathName, *others: PathName, allow_pickle: bool = False)
     >>> found.layers, found.parameters
     (6, 1408896)
     """
-    from sigmerge.jobs.look import inspect_checkpoints
+    from sigmerge.jobs.inspect import inspect_checkpoints
 
     folders = [Path(each) for each in (checkpoint, *others)]
     return inspect_checkpoints(folders, Options(allow_pickle=allow_pickle))
@@ -550,7 +550,7 @@ def diff(one: PathName, other: PathName, **how: Unpack[Keywords]) -> ModelDiffer
     >>> parts[0].name, parts[0].changed > 0
     ('layer 0', True)
     """
-    from sigmerge.jobs.look import DiffJob
+    from sigmerge.jobs.inspect import DiffJob
 
     with shown(how.get("progress")) as bar:
         return DiffJob(Path(one), Path(other), _options({**how, "progress": bar})).run()

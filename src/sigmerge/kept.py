@@ -42,7 +42,7 @@ from sigmerge.files.documents import content_key
 from sigmerge.files.identity import changed, identify, unchanged
 from sigmerge.files.locks import has_name, locked
 from sigmerge.files.objects import address, open_stored, remote_file
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.files.scratch import scratch
 from sigmerge.files.sources import code_digest
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import Place
+from sigmerge.messages import unknown
 from sigmerge.operators.base import Operator, Parameter
 from sigmerge.operators.table import OPERATORS, operator
 from sigmerge.recipe.settings import ParameterCheck
-from sigmerge.words import unknown
 
 PRESET = "paper"
 ARGUMENT = {"lambda": "scale"}

@@ -23,10 +23,10 @@ from sigmerge.jobs.dense import merge_into, plan_dense
 from sigmerge.jobs.merge import MergeJob, anchor_and_repair, check_scores
 from sigmerge.jobs.options import Description, Keywords, Options
 from sigmerge.jobs.pools import open_merge_pool
+from sigmerge.messages import counted, size
 from sigmerge.methods import Method
 from sigmerge.operators.base import Operator
 from sigmerge.progress import shown
-from sigmerge.words import counted, size
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import escape
 
-from sigmerge.words import size
+from sigmerge.messages import size
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, amount done, amount in all)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sigmerge.engine.speed import SPEEDS, START, seconds
-from sigmerge.words import duration
+from sigmerge.messages import duration
 from tests.command_line import sigmerge
 from tests.pools import make_pool
 

@@ -29,10 +29,10 @@ from sigmerge.engine.gpu import Gpu
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.jobs.options import Options
 from sigmerge.kernels import LANES, philox, tensors
+from sigmerge.kernels.dtypes import BF16, F32, MEMORY, Span, address_of
 from sigmerge.kernels.merge import KEEP_ALL, NORM, norm
 from sigmerge.kernels.select import count_high
 from sigmerge.kernels.staging import Drain
-from sigmerge.kernels.stored import BF16, F32, MEMORY, Span, address_of
 from sigmerge.method.occupancy import Parts
 from tests.adapters import write_adapter
 from tests.command_line import sigmerge as command

@@ -14,7 +14,7 @@ from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.engine import layer
 from sigmerge.kernels import claim
-from sigmerge.kernels.stored import F32, FilePlace
+from sigmerge.kernels.dtypes import F32, FilePlace
 from sigmerge.method.occupancy import Update, admission
 from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource

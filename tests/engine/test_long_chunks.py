@@ -19,7 +19,7 @@ from sigmerge.engine.gpu import Gpu
 from sigmerge.engine.stream import StreamChunk
 from sigmerge.jobs import signatures
 from sigmerge.kernels import TILE, tensors
-from sigmerge.kernels import parts as kernel_parts
+from sigmerge.kernels import partial_sums as kernel_parts
 from sigmerge.kernels.merge import MARKED
 from sigmerge.operators.base import Site
 from sigmerge.operators.dare import DareLinear

@@ -20,13 +20,13 @@ import sigmerge
 from sigmerge._native import checksum
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.engine import stream
-from sigmerge.engine.beside import beside
+from sigmerge.engine.overlap import beside
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
 from sigmerge.files.opened import OpenFile
 from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.stored import FilePlace, Span
+from sigmerge.kernels.dtypes import FilePlace, Span
 from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource, run
 from tests.pools import (

@@ -26,7 +26,7 @@ from sigmerge.experiments.plan import _reads_exemplars, _search_items, plans
 from sigmerge.experiments.scoring import check_benchmarks, check_probes
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.probe import TEMPLATE, ProbeJob
 from sigmerge.operators.table import operator

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sigmerge.words import reason
+from sigmerge.messages import reason
 from tests.command_line import sigmerge
 from tests.pools import draw, shapes, weight_bytes, write_member
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from sigmerge._native import checksum
-from sigmerge.checkpoints import written
+from sigmerge.checkpoints import write_log
 from sigmerge.checkpoints.publishing import check_target
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import OutputError
@@ -314,7 +314,7 @@ def test_shards_are_read_back_while_the_disk_gets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few threads there are, none that reads waits for the disk first."""
-    read, real, summed = threading.Event(), os.fsync, written.read_summed
+    read, real, summed = threading.Event(), os.fsync, write_log.read_summed
 
     def fsync(handle: int) -> None:
         assert read.wait(10)
@@ -325,7 +325,7 @@ def test_shards_are_read_back_while_the_disk_gets_them(
         return summed(*given)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(written, "read_summed", reading)
+    monkeypatch.setattr(write_log, "read_summed", reading)
     job.write(tmp_path / "out")
 
 

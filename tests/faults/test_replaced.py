@@ -15,7 +15,7 @@ import pytest
 import sigmerge
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, PoolError
-from sigmerge.files.exchange import exchange
+from sigmerge.files.atomic_swap import exchange
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import PoolInputs
 from sigmerge.results import SearchResult

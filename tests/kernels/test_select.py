@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels import SAMPLE_RUN, STRIP, select, stored
+from sigmerge.kernels import SAMPLE_RUN, STRIP, dtypes, select
 
 NASTY = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.0, -1.0, 1.0000001, 2.0**-13, -(2.0**-13), 3e38]
 
@@ -15,7 +15,7 @@ ZEROS = np.zeros(1 << 20, np.float32)
 
 def table(values: np.ndarray) -> tuple[np.ndarray, int, int]:
     """Members of a kernel: one expert whose task vector is `values`, and a reference of zeros."""
-    return stored.table([values, ZEROS[: values.size]]), 0, values.size
+    return dtypes.table([values, ZEROS[: values.size]]), 0, values.size
 
 
 def high_of(tiles: list[np.ndarray], every: int = 1) -> np.ndarray:
@@ -154,7 +154,7 @@ def test_what_lies_inside_a_range_is_counted_in_one_run_of_so_many(every):
     counts, left_out = np.zeros((1, 1 << 16), np.uint32), np.zeros((1, 1 << 16), np.uint16)
     above, given = np.zeros(1, np.int64), np.array([[first, length, shift]])
     how = (0, values.size, np.array([0]), every, given, counts, left_out, above)
-    assert select.count_inside(stored.table([values, np.zeros_like(values)]), *how)
+    assert select.count_inside(dtypes.table([values, np.zeros_like(values)]), *how)
     inside = bits[(bits >= first) & (bits < first + length)]
     assert above[0] == np.sum(bits >= first + length) > 0
     assert counts[0].tolist() == np.bincount((inside - first) >> shift, minlength=1 << 16).tolist()
@@ -177,7 +177,7 @@ def test_what_is_not_finite_is_reported(bad):
     rows = [np.ones(5000, np.float32), np.ones(5000, np.float32)]
     rows[bad][4999] = np.inf
     counts = np.zeros((1, select.HIGH_PLACES), np.uint32)
-    assert not select.count_high(stored.table(rows), 0, 5000, np.array([0]), 1, counts)
+    assert not select.count_high(dtypes.table(rows), 0, 5000, np.array([0]), 1, counts)
 
 
 def test_counts_above_and_on_a_pattern():
@@ -189,7 +189,7 @@ def test_counts_above_and_on_a_pattern():
     counts, left_out = np.zeros((2, 1), np.uint32), np.zeros((2, 1), np.uint16)
     above, wanted = np.zeros(2, np.int64), np.array([1, 0])
     given = (wanted, 1, ranges, counts, left_out, above)
-    assert select.count_inside(stored.table(rows), 0, values.size, *given)
+    assert select.count_inside(dtypes.table(rows), 0, values.size, *given)
     for row, d in enumerate(wanted):
         magnitude = np.abs(rows[d])
         assert above[row] == np.sum(magnitude > level)

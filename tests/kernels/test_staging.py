@@ -12,8 +12,8 @@ import pytest
 
 from sigmerge._native import ReadFailed, checksum
 from sigmerge.kernels import staging
+from sigmerge.kernels.dtypes import MEMORY
 from sigmerge.kernels.staging import Drain
-from sigmerge.kernels.stored import MEMORY
 
 SLOT, STREAM = 64, 77
 

@@ -19,10 +19,10 @@ from sigmerge.engine.gpu import Gpu
 from sigmerge.kernels import claim, geometry, select, tensors
 from sigmerge.kernels import merge as loops
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
+from sigmerge.kernels.dtypes import BF16, CODE, F16, F32, MEMORY, address_of, table
 from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, DROP, NORM, TRIM, Formula, formula
-from sigmerge.kernels.parts import PartSums
+from sigmerge.kernels.partial_sums import PartSums
 from sigmerge.kernels.signature import signature
-from sigmerge.kernels.stored import BF16, CODE, F16, F32, MEMORY, address_of, table
 
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sigmerge.kernels import SAMPLE_RUN, TILE, convert, philox
 from sigmerge.kernels.claim import MAX_DOMAINS, admit
-from sigmerge.kernels.stored import CODE, F32, address_of
+from sigmerge.kernels.dtypes import CODE, F32, address_of
 from sigmerge.method import occupancy
 from sigmerge.method.occupancy import Update, admission, claim, edges_of
 from tests.oracles import oracle_occupancy as oracle

@@ -8,8 +8,8 @@ import pytest
 
 from sigmerge.kernels import TILE
 from sigmerge.kernels.claim import FREE
+from sigmerge.kernels.dtypes import table
 from sigmerge.kernels.signature import signature
-from sigmerge.kernels.stored import table
 from sigmerge.method import budget, conflict, deficit, occupancy
 from sigmerge.method.controls import allocate
 from tests.method.test_occupancy import Pool, updated

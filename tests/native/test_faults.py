@@ -15,7 +15,7 @@ import pytest
 
 from sigmerge import _native
 from sigmerge.kernels import claim, merge
-from sigmerge.kernels.stored import BF16, F32
+from sigmerge.kernels.dtypes import BF16, F32
 from tests.native.pools import Pool, target
 
 SIZE = 100_000
@@ -127,7 +127,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from sigmerge import _native
-from sigmerge.kernels.stored import F32
+from sigmerge.kernels.dtypes import F32
 from tests.native.pools import Pool, target
 
 count, size = 1000, 40_000  # windows of 32,768 values of each

@@ -15,8 +15,8 @@ import pytest
 
 from sigmerge import _native
 from sigmerge.kernels import merge
+from sigmerge.kernels.dtypes import BF16, F16, F32
 from sigmerge.kernels.merge import Formula, formula
-from sigmerge.kernels.stored import BF16, F16, F32
 from tests.native.pools import NUMPY, Pool, file_target, target
 from tests.oracles import oracle_formulas as oracle
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sigmerge import _native
 from sigmerge.kernels import LANES
-from sigmerge.kernels.stored import BF16, F16, F32
+from sigmerge.kernels.dtypes import BF16, F16, F32
 from tests.native.pools import Pool
 from tests.oracles import oracle_conflict
 

@@ -9,7 +9,7 @@ import pytest
 
 from sigmerge import _native
 from sigmerge.kernels import SAMPLE_RUN
-from sigmerge.kernels.stored import BF16, F16, F32
+from sigmerge.kernels.dtypes import BF16, F16, F32
 from tests.native.pools import Pool
 
 KINDS = [[BF16] * 4, [F32] * 4, [BF16, F16, F32, BF16]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
-from sigmerge.kernels.stored import Span
+from sigmerge.kernels.dtypes import Span
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.table import operator
 

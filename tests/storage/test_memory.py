@@ -14,13 +14,13 @@ import pytest
 from blake3 import blake3
 
 import sigmerge
-from sigmerge.checkpoints import ahead
+from sigmerge.checkpoints import prefetch
 from sigmerge.checkpoints.remote import COPY_RECORD, stand_in, target, target_url, with_weights
 from sigmerge.errors import MissingExtra
-from sigmerge.files import digests, leaves, objects
+from sigmerge.files import digests, objects, streaming_digest
 from sigmerge.files.digests import TREE, rehashing
 from sigmerge.files.objects import STAND_IN_RECORD, RemoteFile, remote_file
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from tests.pools import PoolOnDisk, make_pool
 from tests.storage.conftest import files, weights
 
@@ -67,8 +67,8 @@ def test_what_is_merged_is_hashed_as_it_is_read(
     alone."""
     monkeypatch.setattr(digests, "LEAF", LEAF)
     monkeypatch.setattr(digests, "RUN_BYTES", 2 * LEAF)
-    monkeypatch.setattr(ahead, "UNIT", 900)
-    monkeypatch.setattr(leaves, "HELD", held)
+    monkeypatch.setattr(prefetch, "UNIT", 900)
+    monkeypatch.setattr(streaming_digest, "HELD", held)
     # Models are compared up to the first difference, which in small ones takes the rest along.
     monkeypatch.setattr("sigmerge.checkpoints.pool.same_bytes", lambda *_: False)
     requested: dict[str, list[tuple[int, int]]] = {}
@@ -112,7 +112,7 @@ def test_ranges_in_any_order_give_the_digests_of_the_pieces(
     runs = list(pairwise(cuts))
     for _ in range(20):
         rng.shuffle(runs)
-        some = leaves.Leaves([file])
+        some = streaming_digest.Leaves([file])
         for number, (begin, end) in enumerate(runs):
             some.take(remote, begin, content[begin : end + number % 3])  # some overlap
         some.take(remote, 600, content[600:700])  # once more, of a leaf that is complete
@@ -121,7 +121,7 @@ def test_ranges_in_any_order_give_the_digests_of_the_pieces(
             starts = range(begin, min(begin + 1000, 4321), 500)
             wanted = b"".join(blake3(content[at : at + 500]).digest() for at in starts)
             assert some.digest(remote, begin) == wanted
-    missing = leaves.Leaves([file])
+    missing = streaming_digest.Leaves([file])
     missing.take(remote, 1, content[1:])
     assert [missing.digest(remote, begin) is None for begin in (0, 1000)] == [True, False]
     parts = [blake3(content[at : at + 500]).digest() for at in range(0, 4321, 500)]
@@ -142,7 +142,7 @@ def test_the_digest_of_an_object_is_remembered_if_its_version_stays(
     [file] = [f for f in stand_in(f"memory:/{address[:-10]}").iterdir() if f.name == "model.bin"]
     remote = remote_file(file)
     assert remote is not None
-    some = leaves.Leaves([file])
+    some = streaming_digest.Leaves([file])
     some.take(remote, 0, content)
     if changed:
         store.pipe_file(address, content)
@@ -155,7 +155,7 @@ def test_a_range_that_came_before_is_not_hashed_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(digests, "RUN_BYTES", 500)
     content = np.random.default_rng(6).bytes(600)
     file, remote = stored("again", content)
-    some = leaves.Leaves([file])
+    some = streaming_digest.Leaves([file])
     for begin, end in (
         (0, 300),
         (100, 200),
@@ -174,7 +174,7 @@ def test_an_empty_file_has_its_plain_digest() -> None:
     [file] = [f for f in stand_in("memory://empty").iterdir() if f.name == "model.bin"]
     for files_read in ([file], []):
         with rehashing():
-            found = digests.file_digests([file], passed=leaves.Leaves(files_read).digest)
+            found = digests.file_digests([file], passed=streaming_digest.Leaves(files_read).digest)
         assert found == {file: sha256(b"").hexdigest()}
 
 

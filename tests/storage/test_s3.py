@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import sigmerge
-from sigmerge.checkpoints import ahead
+from sigmerge.checkpoints import prefetch
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.remote import UNFINISHED, place_of, stand_in, upload
 from sigmerge.checkpoints.writer import Output
@@ -110,8 +110,8 @@ def test_read_ahead_of_any_size_reads_the_same(
     unit: int,
     places: list[tuple[int, int]],
 ) -> None:
-    monkeypatch.setattr(ahead, "UNIT", unit)
-    monkeypatch.setattr(ahead, "AHEAD_BYTES", 5 * unit)
+    monkeypatch.setattr(prefetch, "UNIT", unit)
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 5 * unit)
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
     sigmerge.merge(sectioned(remote), tmp_path / "out", max_shard_size=SHARD, threads=2)
     assert weights(files(tmp_path / "out")) == merged

@@ -14,9 +14,9 @@ from markupsafe import Markup, escape
 
 from sigmerge.analysis import svg
 from sigmerge.analysis.figures import Drawn, Figure, Grid, drawn, sections
+from sigmerge.messages import size
 from sigmerge.method.deficit import DomainScores
 from sigmerge.records import PAGE, MergePlan, Provenance
-from sigmerge.words import size
 
 FRAME_WIDTH = 960
 """Pixels beyond which a frame does not grow: two figures side by side."""

@@ -23,15 +23,15 @@ from sigmerge.checkpoints.adapter_folders import (
     adapter_config,
 )
 from sigmerge.checkpoints.equal import same_tensor
-from sigmerge.checkpoints.formed import FormedTensor, RetypedTensor, TensorRun, Values
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor, read_header
+from sigmerge.checkpoints.lazy import FormedTensor, RetypedTensor, TensorRun, Values
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
 from sigmerge.files.identity import InputIdentity
 from sigmerge.files.objects import open_stored
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.low_rank import add_low_rank, add_squares, multiply_along
-from sigmerge.words import shown
+from sigmerge.messages import shown
 
 NOT_READ = (
     "layer_replication", "trainable_token_indices", "target_parameters", "lora_bias", "use_qalora",

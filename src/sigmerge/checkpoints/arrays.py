@@ -15,7 +15,7 @@ from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.writer import Layout
 from sigmerge.errors import PoolError
 from sigmerge.kernels.convert import STORAGE, WIDEN
-from sigmerge.words import shown
+from sigmerge.messages import shown
 
 if TYPE_CHECKING:
     from torch import Tensor

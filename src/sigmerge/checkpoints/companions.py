@@ -16,9 +16,9 @@ from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import POINTER, read_bytes
-from sigmerge.files.regular import open_regular
+from sigmerge.files.safe_open import open_regular
 from sigmerge.files.yaml_documents import in_yaml
-from sigmerge.words import counted
+from sigmerge.messages import counted
 
 TOKENIZER = (
     "tokenizer*",

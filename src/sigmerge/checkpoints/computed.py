@@ -26,7 +26,7 @@ from sigmerge.checkpoints.kinds import (
 )
 from sigmerge.checkpoints.modules import DEPTH_KEYS
 from sigmerge.errors import PoolError
-from sigmerge.words import few, shown
+from sigmerge.messages import few, shown
 
 Settings = dict[str, Any]
 """What decides the computation, by key; that of a configuration inside another has its name too."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.header import Tensor
+from sigmerge.checkpoints.lazy import FormedTensor
 from sigmerge.files.objects import open_stored
 
 

@@ -19,7 +19,7 @@ from sigmerge.errors import PoolError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.identity import InputIdentity
 from sigmerge.files.objects import address, remote_file
-from sigmerge.words import few, shown
+from sigmerge.messages import few, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

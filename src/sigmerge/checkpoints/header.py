@@ -17,8 +17,8 @@ from typing import Any
 
 from sigmerge.errors import PoolError
 from sigmerge.files.objects import remote_file
-from sigmerge.files.regular import open_regular
-from sigmerge.words import shown
+from sigmerge.files.safe_open import open_regular
+from sigmerge.messages import shown
 
 ITEM_SIZE = {
     "F64": 8,

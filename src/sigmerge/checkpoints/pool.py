@@ -127,7 +127,7 @@ def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) ->
     own = tuple(f"{name}: {note}" for name, m in pool.members.items() for note in m.notes)
     pool = replace(pool, notes=own)
     if len({frozenset(member.tensors) for member in pool.members.values()}) > 1:
-        from sigmerge.checkpoints.alike import alike  # most models are called alike
+        from sigmerge.checkpoints.align_names import alike  # most models are called alike
 
         members, notes = alike(pool.members)
         pool = replace(_rebuilt(pool, members, untied=False), notes=(*own, *notes))

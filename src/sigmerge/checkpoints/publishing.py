@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from sigmerge import words
+from sigmerge import messages
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG
 from sigmerge.checkpoints.remote import (
     RESULT_RECORD,
@@ -20,10 +20,10 @@ from sigmerge.checkpoints.remote import (
     target_url,
 )
 from sigmerge.errors import OutputError
-from sigmerge.files.exchange import exchange
+from sigmerge.files.atomic_swap import exchange
 from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address
-from sigmerge.files.regular import remove, sync_folder
+from sigmerge.files.safe_open import remove, sync_folder
 
 ResultKind = Literal["a checkpoint", "an adapter", "an analysis"]
 """What a folder must be to be replaced."""
@@ -143,8 +143,9 @@ def check_space(final: Path, needed: int) -> None:
     place = next(folder for folder in (final, *final.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise OutputError(f"{final}: needs {words.size(needed)}, the disk has {words.size(free)} "
-                          "free.")  # fmt: skip
+        raise OutputError(
+            f"{final}: needs {messages.size(needed)}, the disk has {messages.size(free)} free."
+        )
 
 
 @contextmanager
@@ -154,7 +155,7 @@ def writing(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{error.filename or place}: cannot be written ({words.reason(error)})."
+            f"{error.filename or place}: cannot be written ({messages.reason(error)})."
         ) from None
 
 

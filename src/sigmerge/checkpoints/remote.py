@@ -35,7 +35,7 @@ from sigmerge.files.objects import (
     remote_root,
     url_of,
 )
-from sigmerge.files.regular import is_regular, remove
+from sigmerge.files.safe_open import is_regular, remove
 
 COPIED_WHOLE = (
     ".json", ".jsonl", ".txt", ".md", ".yaml", ".jinja", ".py", ".model", ".tiktoken", ".spm",

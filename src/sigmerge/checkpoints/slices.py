@@ -17,7 +17,7 @@ from sigmerge.checkpoints.kinds import LayerSource, is_by_layer, kinds_of, with_
 from sigmerge.checkpoints.modules import LAYERLESS, ModulePart, config_key, depth_keys, module_part
 from sigmerge.checkpoints.pool import PoolMembers, clash, listed, together
 from sigmerge.errors import PoolError
-from sigmerge.words import shown
+from sigmerge.messages import shown
 
 
 @dataclass(frozen=True)

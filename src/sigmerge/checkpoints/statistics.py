@@ -24,7 +24,7 @@ from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import parse_json, whole
 from sigmerge.kernels import Array
-from sigmerge.words import matrix_name
+from sigmerge.messages import matrix_name
 
 _Made = TypeVar("_Made")
 OUTSIDE_FILE = "outside"

@@ -24,7 +24,7 @@ from sigmerge.checkpoints.pool import open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import file_digests, rehashing
-from sigmerge.files.regular import is_regular
+from sigmerge.files.safe_open import is_regular
 from sigmerge.progress import Progress
 
 _PAGES = (".md", ".html", ".svg", ".png", ".jpg", ".jpeg", ".gif", ".pdf")

@@ -17,11 +17,11 @@ import numpy as np
 
 from sigmerge.checkpoints.companions import added_tokens, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint, is_embedding, read_json
-from sigmerge.checkpoints.formed import FormedTensor, TensorRun, Values
 from sigmerge.checkpoints.header import Tensor
+from sigmerge.checkpoints.lazy import FormedTensor, TensorRun, Values
 from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE, Array
-from sigmerge.words import shown
+from sigmerge.messages import shown
 
 TokenIds = Mapping[str, int]
 """Token -> id."""

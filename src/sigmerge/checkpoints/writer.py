@@ -38,15 +38,15 @@ from sigmerge.checkpoints.publishing import (
     sync_tree,
 )
 from sigmerge.checkpoints.remote import target_url, upload
-from sigmerge.checkpoints.written import ShardBytes, Written
+from sigmerge.checkpoints.write_log import ShardBytes, Written
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.digests import digest_now
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.objects import stored_size
-from sigmerge.files.regular import is_regular, open_regular, remove, sync_folder
-from sigmerge.kernels.stored import FilePlace
+from sigmerge.files.safe_open import is_regular, open_regular, remove, sync_folder
+from sigmerge.kernels.dtypes import FilePlace
+from sigmerge.messages import reason
 from sigmerge.progress import Progress
-from sigmerge.words import reason
 
 Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""

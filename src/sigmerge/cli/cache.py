@@ -11,7 +11,7 @@ import typer
 
 from sigmerge.cli.app import app, examples
 from sigmerge.cli.flags import Flags, command
-from sigmerge.words import duration, size
+from sigmerge.messages import duration, size
 
 cache = typer.Typer(
     no_args_is_help=True,

@@ -36,7 +36,7 @@ from sigmerge.errors import (
     SigmergeWarning,
     is_panic,
 )
-from sigmerge.words import printable, reason
+from sigmerge.messages import printable, reason
 
 if TYPE_CHECKING:
     from typer.models import CommandInfo

@@ -10,7 +10,7 @@ import typer
 
 from sigmerge.cli.app import examples
 from sigmerge.cli.flags import Flags, command
-from sigmerge.words import counted, size
+from sigmerge.messages import counted, size
 
 PRINTED = 12
 """Tensors that are listed; --json has all."""
@@ -31,7 +31,7 @@ def init(
     method: Annotated[str, typer.Option(help="Merge method.")] = "task_arithmetic",
 ) -> None:
     """Write a recipe for a pool, to start from."""
-    from sigmerge.jobs.look import write_recipe
+    from sigmerge.jobs.inspect import write_recipe
 
     text = write_recipe(pool, recipe, method, flags.overwrite)
     following = f"next: sigmerge merge {recipe} merged/ --dry-run"
@@ -50,7 +50,7 @@ def inspect(
 
     Of several, what their configurations compute otherwise than the first's.
     """
-    from sigmerge.jobs.look import inspect_checkpoints
+    from sigmerge.jobs.inspect import inspect_checkpoints
     from sigmerge.jobs.options import Options
 
     found = inspect_checkpoints(checkpoints, Options(allow_pickle=flags.allow_pickle))
@@ -82,7 +82,7 @@ def _checkpoint_lines(found: Any) -> Iterator[str]:
 @command("threads", "allow_pickle", epilog=examples("sigmerge diff pool/reference pool/math"))
 def diff(one: Model, other: Model, flags: Flags) -> None:
     """Print how far two checkpoints are apart, layer by layer. Reads all weights."""
-    from sigmerge.jobs.look import DiffJob
+    from sigmerge.jobs.inspect import DiffJob
 
     flags.emit(flags.run(lambda how: DiffJob(one, other, how)), _diff_lines)
 

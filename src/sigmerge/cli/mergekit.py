@@ -10,7 +10,7 @@ import typer
 
 from sigmerge.cli.app import examples
 from sigmerge.cli.flags import Flags, OutFolder, RecipeFile, command
-from sigmerge.words import size
+from sigmerge.messages import size
 
 
 @command(

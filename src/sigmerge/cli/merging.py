@@ -77,7 +77,7 @@ def _merging(recipe: Path, out: Path, flags: Flags) -> Callable[[Options], Any]:
         return lambda how: MergeJob(loaded, target(out), how)
     if flags.changes or flags.device:
         raise RecipeError(f"{recipe}: holds several recipes; a flag cannot change all of them.")
-    from sigmerge.jobs.several import SeveralJob
+    from sigmerge.jobs.multi_recipe import SeveralJob
 
     return lambda how: SeveralJob(recipe, out, how, flags.seed, flags.strict)
 

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from sigmerge.cli.signals import resumable
-from sigmerge.words import counted, duration, printable, size
+from sigmerge.messages import counted, duration, printable, size
 
 _LOG = logging.getLogger("sigmerge")
 

@@ -24,11 +24,11 @@ from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.opened import named_reads
 from sigmerge.kernels import TILE, Array, staging, tensors
+from sigmerge.kernels.dtypes import BF16, CODE, MEMORY, Span
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
-from sigmerge.kernels.parts import PartSums
+from sigmerge.kernels.partial_sums import PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.staging import Drain
-from sigmerge.kernels.stored import BF16, CODE, MEMORY, Span
 from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies, sizes
 from sigmerge.kernels.tensors import Tensors
 

@@ -12,7 +12,7 @@ from sigmerge.engine.stream import Direct, Source, rounded
 from sigmerge.kernels import Array, claim
 from sigmerge.kernels.claim import CLAIM_TILE, Admission, Admitted
 from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.stored import CODE, MEMORY, Span, address_of
+from sigmerge.kernels.dtypes import CODE, MEMORY, Span, address_of
 from sigmerge.operators.base import Site
 
 PIECE = 32

@@ -16,19 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from sigmerge._native import WriteFailed
-from sigmerge.engine.beside import Write
+from sigmerge.engine.overlap import Write
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
 from sigmerge.files.opened import named_reads
 from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.buffers import room
 from sigmerge.kernels.convert import NARROW, STORAGE
-from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.parts import PartMarks, PartSums, part_marks
-from sigmerge.kernels.rooms import room
-from sigmerge.kernels.select import MAGNITUDE
-from sigmerge.kernels.staging import Drain, drain_from
-from sigmerge.kernels.stored import (
+from sigmerge.kernels.dtypes import (
     CODE,
     MEMORY,
     FilePlace,
@@ -38,6 +34,10 @@ from sigmerge.kernels.stored import (
     load_rows,
     table,
 )
+from sigmerge.kernels.merge import Formula
+from sigmerge.kernels.partial_sums import PartMarks, PartSums, part_marks
+from sigmerge.kernels.select import MAGNITUDE
+from sigmerge.kernels.staging import Drain, drain_from
 from sigmerge.kernels.sums import add_scaled
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 

@@ -27,7 +27,7 @@ from sigmerge.evaluation.benchmark import Benchmark, Metric
 from sigmerge.evaluation.harness_table import HARNESSES, benchmark_class
 from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS, Data, File, Hub, StrictSection
 from sigmerge.files.yaml_documents import read_yaml
-from sigmerge.words import did_you_mean
+from sigmerge.messages import did_you_mean
 
 
 class _Suite(StrictSection):

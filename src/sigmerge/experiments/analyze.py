@@ -22,7 +22,7 @@ from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError, require
 from sigmerge.experiments.store import ANALYSIS, STORE, open_read_only
 from sigmerge.files.documents import read_bytes, whole, write_json
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.options import Description, Step
 from sigmerge.records import Part
 

@@ -12,7 +12,7 @@ from sigmerge.experiments.costs import Shared, merge_cost, repair_cost
 from sigmerge.experiments.plan import Group, PlannedRun, PoolPlan
 from sigmerge.experiments.scoring import benchmarks_of
 from sigmerge.experiments.store import RunStore, Signals, Split, StoredRun, StoredScore
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.capture import CaptureJob

@@ -26,7 +26,7 @@ from sigmerge.experiments.side_by_side import Team
 from sigmerge.experiments.store import ANALYSIS, STORE, RunStore, create, is_begun, open_read_only
 from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.files.yaml_documents import as_yaml
 from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.repair import check_repair, check_settings

@@ -18,11 +18,11 @@ from sigmerge.experiments.store import RunKind
 from sigmerge.files.documents import content_key
 from sigmerge.files.piped import is_there
 from sigmerge.files.yaml_documents import read_yaml
+from sigmerge.messages import did_you_mean, shown, unknown
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe.scored import RepairSection
 from sigmerge.recipe.sections import Section, worded
-from sigmerge.words import did_you_mean, shown, unknown
 
 SHIPPED_EXPERIMENTS = Path(__file__).parent / "suites"
 SWEPT_CONSTANTS = ("c_min", "c_max", "scale")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, keep_json, kept_json
 from sigmerge.files.objects import RemoteFile, remote_file
-from sigmerge.files.regular import open_regular
+from sigmerge.files.safe_open import open_regular
 
 GRAIN = 2_000_000_000
 """Nanoseconds. The coarsest clock of a file system in use: two writes within it can leave the same

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import SigmergeError
-from sigmerge.files.regular import open_regular, sync_folder
-from sigmerge.words import shown, size
+from sigmerge.files.safe_open import open_regular, sync_folder
+from sigmerge.messages import shown, size
 
 LARGEST_DOCUMENT = 64 << 20
 """Bytes of the largest document that is read."""

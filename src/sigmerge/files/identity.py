@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sigmerge.errors import PoolError
 from sigmerge.files.objects import RemoteFile, address, remote_file
-from sigmerge.words import reason
+from sigmerge.messages import reason
 
 COARSE, FINE = 2_000_000_000, 20_000_000
 """Nanoseconds within which two writes can leave the same time: of a file system that keeps seconds

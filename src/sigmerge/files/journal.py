@@ -17,8 +17,8 @@ from sigmerge.errors import OutputError
 from sigmerge.files.checksums import CHECKSUM, sealed
 from sigmerge.files.documents import LARGEST_DOCUMENT
 from sigmerge.files.locks import only_writer
-from sigmerge.files.regular import is_regular
-from sigmerge.words import reason
+from sigmerge.files.safe_open import is_regular
+from sigmerge.messages import reason
 
 
 def continues(file: Path, header: dict[str, Any]) -> bool:

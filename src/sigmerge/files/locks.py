@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from sigmerge.errors import OutputError
-from sigmerge.words import reason
+from sigmerge.messages import reason
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from io import FileIO
 from pathlib import Path
 
 from sigmerge.errors import RecipeError
-from sigmerge.words import reason, size
+from sigmerge.messages import reason, size
 
 PIPED = Path("-")
 """The standard input; and the name of what came through a pipe, as if it lay in this folder."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import locked
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 
 PREFIX, NEW, LOCK, CONTENT = "sigmerge-", "sigmerge-new-", "lock", "work"
 MARKER = b"This lock is held by the sigmerge that uses the folder.\n"

@@ -22,7 +22,7 @@ import numpy as np
 
 from sigmerge import _native
 from sigmerge.files.imports import imported_files, is_installed, module_files, users_homes
-from sigmerge.files.regular import is_regular
+from sigmerge.files.safe_open import is_regular
 
 PACKAGE = Path(__file__).resolve().parents[1]
 """The installed package: nothing is written into it, since it may be read-only or shared."""

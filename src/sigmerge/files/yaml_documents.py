@@ -20,7 +20,7 @@ import yaml
 from sigmerge.errors import SigmergeError
 from sigmerge.files.documents import DEEPEST_DOCUMENT, read_bytes
 from sigmerge.files.piped import kept
-from sigmerge.words import shown
+from sigmerge.messages import shown
 
 LARGEST_YAML = 1 << 20
 """Bytes of the largest YAML document that is read."""

@@ -17,7 +17,7 @@ from sigmerge.checkpoints.writer import parse_size
 from sigmerge.errors import OutputError
 from sigmerge.files.digests import idle_notes, notes
 from sigmerge.files.objects import STAND_IN_RECORD
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.kept import Listed
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

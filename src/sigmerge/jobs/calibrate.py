@@ -17,7 +17,7 @@ from typing import Any
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.errors import RecipeError, ScoreError
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.calls import Calls, decided_section, target_of
 from sigmerge.jobs.candidates import KeptMeasure, measure_of
 from sigmerge.jobs.options import Options

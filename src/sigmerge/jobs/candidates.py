@@ -21,9 +21,9 @@ from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.documents import content_key
 from sigmerge.files.identity import changed
 from sigmerge.files.objects import address
-from sigmerge.files.regular import is_regular, remove
-from sigmerge.jobs.decided import decided_job
+from sigmerge.files.safe_open import is_regular, remove
 from sigmerge.jobs.dense import merge_into, plan_dense, run_dense
+from sigmerge.jobs.fixed_repair import decided_job
 from sigmerge.jobs.occupancy import claim_into, write_candidate
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import (

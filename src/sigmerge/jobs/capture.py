@@ -21,12 +21,12 @@ from sigmerge.files.digests import file_digests
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_merge_pool
 from sigmerge.kept import Derivation, KeptEntry
+from sigmerge.messages import did_you_mean
 from sigmerge.probing.capture import TOKENS_HELD
 from sigmerge.probing.captures import Capture
 from sigmerge.probing.exemplars import check_same_vocabulary, read_exemplars
 from sigmerge.recipe import Recipe
 from sigmerge.results import Captured, Captures
-from sigmerge.words import did_you_mean
 
 
 @dataclass(frozen=True)

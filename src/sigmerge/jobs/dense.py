@@ -29,8 +29,8 @@ from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import PoolMembers, kept_numbers, twins
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
-from sigmerge.engine.beside import beside
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
+from sigmerge.engine.overlap import beside
 from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import CHUNK, Stream, rounded
 from sigmerge.engine.workers import Workers
@@ -54,13 +54,13 @@ from sigmerge.jobs.pools import (
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.stored import is_finite
+from sigmerge.kernels.dtypes import is_finite
+from sigmerge.messages import counted
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import is_stack, matrix_of, reached
 from sigmerge.recipe import Recipe
 from sigmerge.records import PLAN, PROVENANCE, RECIPE, MergePlan, Provenance
 from sigmerge.results import Merged
-from sigmerge.words import counted
 
 if TYPE_CHECKING:
     from sigmerge.checkpoints.statistics import StatisticsFolders

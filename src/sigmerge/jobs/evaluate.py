@@ -14,7 +14,7 @@ from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import Result, evaluate
 from sigmerge.files.checksums import sealed
 from sigmerge.files.documents import read_json_object, write_json
-from sigmerge.files.regular import is_regular
+from sigmerge.files.safe_open import is_regular
 from sigmerge.jobs.options import Description, Step
 
 FIRST_ANSWER = b'{"benchmark": '

@@ -32,7 +32,7 @@ from sigmerge.engine.machine import INTERPRETER
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.identity import identify, unchanged
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import say_before
 from sigmerge.jobs.work_folder import hidden

@@ -21,7 +21,7 @@ from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.publishing import only_target, publish, real_target
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.calls import Calls, experts_of, target_of
 from sigmerge.jobs.candidates import KeptMeasure, measure_of, same_files
 from sigmerge.jobs.dense import plan_dense, run_dense

@@ -10,7 +10,7 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.publishing import check_space, check_target, real_target
 from sigmerge.checkpoints.remote import target_url
 from sigmerge.errors import RecipeError, SigmergeError
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool

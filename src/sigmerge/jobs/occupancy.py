@@ -18,14 +18,14 @@ import numpy as np
 
 from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
-from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.inputs import fingerprint
+from sigmerge.checkpoints.lazy import FormedTensor
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
-from sigmerge.engine.beside import beside
 from sigmerge.engine.layer import LayerBlock, Piece
 from sigmerge.engine.machine import INTERPRETER, Meter, versions
+from sigmerge.engine.overlap import beside
 from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
@@ -36,7 +36,7 @@ from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import PoolInputs, block_sites
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import claim as compiled
-from sigmerge.kernels.stored import is_finite
+from sigmerge.kernels.dtypes import is_finite
 from sigmerge.method.deficit import best_scores
 from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site

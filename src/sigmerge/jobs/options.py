@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from sigmerge.engine.machine import CORES, default_threads, device_kind
 from sigmerge.engine.speed import seconds, solving
 from sigmerge.errors import SigmergeError
+from sigmerge.messages import size
 from sigmerge.progress import Progress, silent
-from sigmerge.words import size
 
 if TYPE_CHECKING:
     from sigmerge.engine.cluster import Cluster

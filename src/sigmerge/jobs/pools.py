@@ -22,15 +22,15 @@ from sigmerge.checkpoints.pool import PoolMembers, clash, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests
 from sigmerge.files.identity import InputIdentity, identify
-from sigmerge.files.leaves import Leaves
 from sigmerge.files.objects import address
+from sigmerge.files.streaming_digest import Leaves
 from sigmerge.jobs.options import Options
+from sigmerge.messages import few
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.record import RecipeSlice, RecipeSource
 from sigmerge.recipe.settings import Conditions, matches
 from sigmerge.records import InputFile, Member, PlanSlice, PlanSource, RepairPlan
-from sigmerge.words import few
 
 if TYPE_CHECKING:
     from sigmerge.checkpoints.vocabularies import Vocabulary

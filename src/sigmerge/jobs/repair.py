@@ -21,10 +21,10 @@ from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.publishing import check_space, check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.files.yaml_documents import as_yaml, read_yaml
-from sigmerge.jobs.decided import decide, decided_of
 from sigmerge.jobs.dense import plan_dense, run_dense
+from sigmerge.jobs.fixed_repair import decide, decided_of
 from sigmerge.jobs.occupancy import (
     Guard,
     OccupancyJob,

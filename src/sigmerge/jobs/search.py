@@ -35,7 +35,7 @@ from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key, write_lines
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.candidates import (
     CandidateOf,
     SameInputs,

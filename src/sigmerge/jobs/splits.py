@@ -10,7 +10,7 @@ from sigmerge.errors import OutputError, ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data, NoSource
 from sigmerge.evaluation.suite import load_suite
-from sigmerge.words import unknown
+from sigmerge.messages import unknown
 
 
 def build(

@@ -27,7 +27,7 @@ from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.files.documents import content_key
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.calls import Calls, decided_section, experts_of, target_of
 from sigmerge.jobs.candidates import SCRATCH_ANCHOR, KeptMeasure, measure_of, same_files
 from sigmerge.jobs.dense import DenseJob, plan_dense, with_statistics

@@ -22,10 +22,10 @@ from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address, url_of
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.jobs.options import Options
+from sigmerge.messages import reason
 from sigmerge.records import PROVENANCE, Provenance, read
-from sigmerge.words import reason
 
 WINNER = "winner"
 """What a tuning and a search call the merge that they end in."""

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sigmerge import _native
-from sigmerge.kernels import Array, rooms
+from sigmerge.kernels import Array, buffers
 
 ABOVE: Final = np.uint8(253)
 TIED: Final = np.uint8(254)
@@ -66,7 +66,7 @@ def free_map(size: int) -> Array:
 
 def room(size: int, dtype: Any) -> Array:
     """Where `admit` puts its results: the calling thread's own, valid until it asks again."""
-    return rooms.room(size, dtype, "admitted")
+    return buffers.room(size, dtype, "admitted")
 
 
 def count_free(owner: Array) -> int:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sigmerge import _native
-from sigmerge.kernels import Array, rooms
+from sigmerge.kernels import Array, buffers
 
 HIGH_BINS = 1 << 16
 HIGH_PLACES = 2 * HIGH_BINS
@@ -84,12 +84,12 @@ def count_inside(
 
 def counters(rows: int, places: int) -> Array:
     """Zeros to count in, until `occupied` takes them."""
-    return rooms.blank((rows, places), np.uint32, "counts")
+    return buffers.blank((rows, places), np.uint32, "counts")
 
 
 def notes_left_out(counts: Array) -> Array:
     """The same for what is left out in counting; see `count_inside`."""
-    return rooms.blank(counts.shape, np.uint16, "left out")
+    return buffers.blank(counts.shape, np.uint16, "left out")
 
 
 def occupied(counts: Array, left_out: Array) -> list[Array]:
@@ -98,11 +98,11 @@ def occupied(counts: Array, left_out: Array) -> list[Array]:
     Of what was left out nothing is known where `left_out` has no rows. Both are zeros afterwards.
     """
     stops = np.zeros(len(counts) + 1, np.int64)
-    kept = rooms.room((3, counts.size), np.uint32, "occupied")
+    kept = buffers.room((3, counts.size), np.uint32, "occupied")
     _native.take_occupied(counts, left_out, kept, stops)
-    rooms.keep_blank(counts, "counts")
+    buffers.keep_blank(counts, "counts")
     if len(left_out):
-        rooms.keep_blank(left_out, "left out")
+        buffers.keep_blank(left_out, "left out")
     found = kept[:, : stops[-1]].copy()
     return [found[:, stops[row] : stops[row + 1]] for row in range(len(counts))]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from sigmerge import _native
 from sigmerge.kernels import Array
-from sigmerge.kernels.stored import FilePlace
+from sigmerge.kernels.dtypes import FilePlace
 
 _DRIVER: Final = {"win32": "nvcuda.dll"}.get(sys.platform, "libcuda.so.1")
 _NAMES: Final = (

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sigmerge.kernels import Array, claim, tensors
 from sigmerge.kernels.claim import Admission, Admitted, Settlement, TileTable
+from sigmerge.kernels.dtypes import F32, MEMORY
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.staging import Drain
-from sigmerge.kernels.stored import F32, MEMORY
 
 ENOUGH = 1 << 22
 """Coordinates of a sample; of a block that has more, strips of fewer tiles are counted."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sigmerge.kernels import LANES, SAMPLE_RUN, Array, geometry, select
 from sigmerge.kernels import merge as loops
+from sigmerge.kernels.dtypes import BF16, F16, F32
 from sigmerge.kernels.merge import (
     ALL,
     ANY_TIES,
@@ -36,9 +37,8 @@ from sigmerge.kernels.merge import (
     TRIM,
     Formula,
 )
-from sigmerge.kernels.parts import PartMarks, PartSums
+from sigmerge.kernels.partial_sums import PartMarks, PartSums
 from sigmerge.kernels.signature import signature
-from sigmerge.kernels.stored import BF16, F16, F32
 
 Tensors: TypeAlias = Sequence[Tensor] | Tensor
 """The members' values of a chunk as they are stored, in the order of a kernel's table: the rows of

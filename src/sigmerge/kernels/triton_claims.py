@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sigmerge.kernels import LANES, SAMPLE_RUN, Array, claim, tensors
 from sigmerge.kernels.claim import Admission, Admitted, Settlement, TileTable
-from sigmerge.kernels.stored import BF16, F16, F32
+from sigmerge.kernels.dtypes import BF16, F16, F32
 from sigmerge.kernels.tensor_claims import ENOUGH, TensorClaims, drain_to
 from sigmerge.kernels.tensors import fetched
 from sigmerge.kernels.triton_passes import (

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sigmerge.kernels import LANES, SAMPLE_RUN, Array, select
+from sigmerge.kernels.dtypes import BF16, F16, F32
 from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, DROP, NORM, TRIM, Formula
-from sigmerge.kernels.stored import BF16, F16, F32
 
 BLOCK = 1024
 """Coordinates of one program where entries do not depend on one another."""

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from sigmerge.checkpoints.publishing import put_in_place, sync_tree
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.files.locks import only_writer
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.nano import files
 from sigmerge.nano.facts import NANO_DOMAINS, Domain, build_all
 from sigmerge.nano.tokenizer import CONTEXT, build_tokenizer, save_tokenizer

@@ -20,7 +20,7 @@ import numpy as np
 
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.parts import PartMarks, PartSums
+from sigmerge.kernels.partial_sums import PartMarks, PartSums
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra

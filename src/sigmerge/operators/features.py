@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sigmerge.kernels import Array
+from sigmerge.messages import matrix_name
 from sigmerge.operators.base import Chunk, Operator, Parameter, Site, Statistics, Tile
-from sigmerge.words import matrix_name
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra, Matrix

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from sigmerge.errors import RecipeError
+from sigmerge.messages import unknown
 from sigmerge.operators.base import Operator, Parameter
 from sigmerge.operators.plugin import PLUGINS, TileFunction, TileOperator, class_operator
-from sigmerge.words import unknown
 
 OPERATORS = {
     "linear": "sigmerge.operators.linear:Linear",

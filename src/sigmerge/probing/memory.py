@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sigmerge.engine.machine import free_memory
 from sigmerge.errors import MemoryFull
-from sigmerge.words import size
+from sigmerge.messages import size
 
 _T = TypeVar("_T")
 FULL = (

@@ -13,6 +13,7 @@ from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import MissingExtra, PoolError
+from sigmerge.messages import matrix_name
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
@@ -25,7 +26,6 @@ from sigmerge.probing.loading import (
     renaming,
     set_head,
 )
-from sigmerge.words import matrix_name
 
 if TYPE_CHECKING:
     import torch

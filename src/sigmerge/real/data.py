@@ -31,7 +31,7 @@ from typing import Any
 from sigmerge.checkpoints.publishing import put_in_place, sync_tree
 from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.locks import only_writer
-from sigmerge.files.regular import remove
+from sigmerge.files.safe_open import remove
 from sigmerge.probing.exemplars import tokenizer_of
 from sigmerge.real import benchmarks, pairs
 from sigmerge.real.folder import PublicData

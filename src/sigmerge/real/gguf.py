@@ -29,7 +29,7 @@ from sigmerge.checkpoints.writer import saved
 from sigmerge.errors import MissingExtra, PoolError, RecipeError, SigmergeError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.identity import identify, unchanged
-from sigmerge.files.regular import open_regular, remove
+from sigmerge.files.safe_open import open_regular, remove
 from sigmerge.probing.loading import quiet
 
 ARCHITECTURES = ("llama",)

@@ -36,7 +36,7 @@ from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.locks import only_writer
-from sigmerge.files.regular import remove, sync_folder
+from sigmerge.files.safe_open import remove, sync_folder
 from sigmerge.nano.train import Schedule
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.memory import in_memory

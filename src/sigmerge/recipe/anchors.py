@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sigmerge.errors import RecipeError
+from sigmerge.messages import unknown
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import operator
 from sigmerge.recipe.record import Recipe, RecipeModel
 from sigmerge.recipe.template import base_key, tokenizer_keys
-from sigmerge.words import unknown
 
 USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
     "task_arithmetic": {"weight": 0.4},

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from sigmerge.errors import RecipeError
 from sigmerge.files.documents import too_deep
-from sigmerge.files.regular import is_regular
+from sigmerge.files.safe_open import is_regular
 from sigmerge.files.yaml_documents import Yaml, as_yaml, decoded, parse_yaml
+from sigmerge.messages import shown, unknown
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
 from sigmerge.recipe.members import fetched, with_models
@@ -41,7 +42,6 @@ from sigmerge.recipe.sections import (
 from sigmerge.recipe.settings import Conditions, ParameterCheck, Place
 from sigmerge.recipe.slices import WrittenSlice, check_count, free_name, in_soup, read_slices
 from sigmerge.recipe.tokenizers import read_chat_template, read_tokenizer
-from sigmerge.words import shown, unknown
 
 if TYPE_CHECKING:  # imported where a recipe has them
     from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from sigmerge.errors import RecipeError
+from sigmerge.messages import nearest
 from sigmerge.recipe.folders import find_model, idle_revisions
 from sigmerge.recipe.sections import (
     ModelSection,
@@ -22,7 +23,6 @@ from sigmerge.recipe.sections import (
     worded,
 )
 from sigmerge.recipe.settings import Place
-from sigmerge.words import nearest
 
 OWN = ("preset", "seed", "anchor", "capture", "search", "guide", "repair", "tune")
 """Keys that mergekit does not have. A file with one of them is no mergekit file."""

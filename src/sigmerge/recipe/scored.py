@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from sigmerge.errors import RecipeError
+from sigmerge.messages import unknown
 from sigmerge.method.controls import VARIANTS
 from sigmerge.method.objective import Objective
 from sigmerge.operators.base import LARGEST_NUMBER
 from sigmerge.recipe.sections import Section, worded
 from sigmerge.recipe.space import CALLS, generations_of
-from sigmerge.words import unknown
 
 
 class SearchSection(Section):

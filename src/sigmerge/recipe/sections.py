@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from sigmerge.words import shown, unknown
+from sigmerge.messages import shown, unknown
 
 
 class Section(BaseModel):

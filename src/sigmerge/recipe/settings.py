@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sigmerge.files.yaml_documents import Place
+from sigmerge.messages import nearest, shown, unknown
 from sigmerge.operators.base import LARGEST_NUMBER, Operator, Parameter
 from sigmerge.operators.table import MERGEKIT
-from sigmerge.words import nearest, shown, unknown
 
 OURS = ("outside", "scope", "elect", "cancelled", "on")
 """Parameters of these operators that mergekit does not have."""

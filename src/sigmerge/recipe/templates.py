@@ -10,7 +10,7 @@ from typing import Final
 from sigmerge.checkpoints.companions import chat_template_of
 from sigmerge.errors import RecipeError
 from sigmerge.files.documents import read_bytes
-from sigmerge.words import shown, unknown
+from sigmerge.messages import shown, unknown
 
 TEMPLATES: Final = Path(__file__).parent / "chat_templates"
 TEMPLATE_NAMES: Final = ("alpaca", "chatml", "exaone", "llama3", "mistral")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sigmerge.checkpoints.adapter_folders import is_adapter
 from sigmerge.errors import PoolError, RecipeError
+from sigmerge.messages import nearest
 from sigmerge.recipe.reading import ALIKE, Reading
 from sigmerge.recipe.record import Recipe, RecipeModel
 from sigmerge.recipe.sections import (
@@ -17,7 +18,6 @@ from sigmerge.recipe.sections import (
     TokenRowSection,
 )
 from sigmerge.recipe.settings import Place
-from sigmerge.words import nearest
 
 if TYPE_CHECKING:  # imported where rows are moved
     from sigmerge.checkpoints.vocabularies import TokenSource, VocabularyRequest

@@ -32,8 +32,8 @@ from sigmerge.evaluation.how import How
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import Data, Item, NoSource
 from sigmerge.files.imports import is_installed
+from sigmerge.messages import did_you_mean
 from sigmerge.probing.generate import HfModel, LoadedModel, Usage, VllmModel, vllm_usage
-from sigmerge.words import did_you_mean
 
 SEED = 1234
 """The harness's own default for few-shot draws."""

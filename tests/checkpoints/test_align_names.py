@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sigmerge
-from sigmerge.checkpoints.alike import alike
+from sigmerge.checkpoints.align_names import alike
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
-from sigmerge.checkpoints.formed import RetypedTensor
+from sigmerge.checkpoints.lazy import RetypedTensor
 from sigmerge.errors import PoolError
 from tests.pools import Weights, make_pool, read_weights, write_member
 

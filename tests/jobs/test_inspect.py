@@ -42,7 +42,7 @@ def test_how_far_two_checkpoints_are_apart(
     pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "sigmerge.jobs.look.COMPARED_AT_ONCE", 100
+        "sigmerge.jobs.inspect.COMPARED_AT_ONCE", 100
     )  # pieces that end inside tensors
     weights = read_weights(pool.reference)
     changed = {n: w.astype(np.float64) for n, w in read_weights(pool.experts["math"]).items()}

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from sigmerge._native import checksum
-from sigmerge.checkpoints import written
-from sigmerge.checkpoints.written import ShardBytes, Written
-from sigmerge.files import digests, regular
+from sigmerge.checkpoints import write_log
+from sigmerge.checkpoints.write_log import ShardBytes, Written
+from sigmerge.files import digests, safe_open
 
 HEADER, SIZES = 5, {"a": 9, "b": 0, "c": 40, "d": 16, "e": 1, "f": 9, "g": 17, "h": 14, "i": 3}
 """f ends where a piece does, g a byte behind the next one's beginning, h a byte before its end."""
 
 
-RUN, LEAVES = written.READ_BACK, digests.LEAF
+RUN, LEAVES = write_log.READ_BACK, digests.LEAF
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,9 @@ def short_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "RUN_BYTES", 16)
     monkeypatch.setattr(digests, "LEAF", 4)
-    monkeypatch.setattr(written, "READ_BACK", 8)
-    monkeypatch.setattr(written, "GIVEN", 16)
-    monkeypatch.setattr(written, "SUMMED_AT_ONCE", 3)
+    monkeypatch.setattr(write_log, "READ_BACK", 8)
+    monkeypatch.setattr(write_log, "GIVEN", 16)
+    monkeypatch.setattr(write_log, "SUMMED_AT_ONCE", 3)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def test_digests_are_those_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, at_once: int
 ) -> None:
     rng, file = np.random.default_rng(seed), tmp_path / "shard"
-    monkeypatch.setattr(written, "SUMMED_AT_ONCE", at_once)
+    monkeypatch.setattr(write_log, "SUMMED_AT_ONCE", at_once)
     with opened(file) as (made, places, handle), ThreadPoolExecutor(3) as pool:
         # Every tensor once, and some again with other bytes.
         names = [*rng.permutation(list(SIZES)), *rng.choice(list(SIZES), 3)]
@@ -100,7 +100,7 @@ def test_the_disk_gets_a_run_when_its_last_tensor_is_complete_and_again_when_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng, file = np.random.default_rng(seed), tmp_path / "shard"
-    monkeypatch.setattr(written, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(write_log, "ThreadPoolExecutor", AtOnce)
     with opened(file, durable=True) as (made, places, handle):
         pool: Any = made._disk and made._disk._pool
         complete: set[str] = set()
@@ -115,7 +115,7 @@ def test_the_disk_gets_a_run_when_its_last_tensor_is_complete_and_again_when_one
 def test_a_tensor_that_is_written_in_two_parts_is_complete_with_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(written, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(write_log, "ThreadPoolExecutor", AtOnce)
     with opened(tmp_path / "shard", durable=True) as (made, places, handle):
         pool: Any = made._disk and made._disk._pool
         for position, size in ((0, 25), (25, 15)):
@@ -133,7 +133,9 @@ def test_the_disk_gets_every_run_early_if_the_result_is_to_be_synced(
 ) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        regular, "_sync_range", lambda: lambda handle, begin, size, how: asked.append((begin, size))
+        safe_open,
+        "_sync_range",
+        lambda: lambda handle, begin, size, how: asked.append((begin, size)),
     )
     with opened(tmp_path / "shard", durable) as (made, places, handle):
         for name, size in SIZES.items():
@@ -146,7 +148,7 @@ def test_the_disk_gets_every_run_early_if_the_result_is_to_be_synced(
 
 def test_asking_the_disk_for_what_is_no_file_does_no_harm(tmp_path: Path) -> None:
     one, other = os.pipe()
-    regular.begin_sync(other, 0, 100)
+    safe_open.begin_sync(other, 0, 100)
     os.write(other, b"still open")
     assert os.read(one, 100) == b"still open"
     os.close(one)
@@ -159,7 +161,7 @@ def test_a_byte_that_changed_damages_its_tensor_alone(
 ) -> None:
     """Words of tensors lie across the ends of what is read at a time, and of runs."""
     rng, file = np.random.default_rng(at_once), tmp_path / "shard"
-    monkeypatch.setattr(written, "SUMMED_AT_ONCE", at_once)
+    monkeypatch.setattr(write_log, "SUMMED_AT_ONCE", at_once)
     with opened(file) as (made, places, handle), ThreadPoolExecutor(3) as pool:
 
         def damaged() -> list[str]:
@@ -248,5 +250,5 @@ def test_every_shard_has_the_digest_that_its_own_length_asks_for(
 )
 def test_pieces_that_no_run_noted_cover_nothing(piece: list[list[Any]]) -> None:
     """Though their lengths add up; a journal's line may say anything."""
-    assert written._covers([[0, 1, 7], [1, 3, 9]], 4)
-    assert not written._covers(piece, 4)
+    assert write_log._covers([[0, 1, 7], [1, 3, 9]], 4)
+    assert not write_log._covers(piece, 4)

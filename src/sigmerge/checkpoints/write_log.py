@@ -21,9 +21,9 @@ import numpy as np
 
 from sigmerge._native import ReadFailed, read_summed
 from sigmerge.files.digests import combined, leaf_rule
-from sigmerge.files.regular import begin_sync
+from sigmerge.files.safe_open import begin_sync
 from sigmerge.kernels import Array
-from sigmerge.kernels.rooms import room
+from sigmerge.kernels.buffers import room
 from sigmerge.progress import Progress, silent
 
 READ_BACK = 1 << 24

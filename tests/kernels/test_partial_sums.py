@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sigmerge.kernels.parts import PartSums
+from sigmerge.kernels.partial_sums import PartSums
 
 
 @pytest.mark.parametrize("runs", [(17,), (1,) * 17, (7, 4, 6), (3, 14)])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import SigmergeError
-from sigmerge.words import reason
+from sigmerge.messages import reason
 
 
 @contextmanager

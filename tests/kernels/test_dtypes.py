@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sigmerge.kernels import convert, stored
+from sigmerge.kernels import convert, dtypes
 
 SIZE = 1000
 KINDS = ("BF16", "F16", "F32")
@@ -30,23 +30,23 @@ def test_what_is_not_finite_is_reported(kind, value):
     raw, _ = make(kind, 0)
     bad = spoil(raw, kind, value)
     out = np.empty((1, SIZE), np.float32)
-    assert stored.is_finite(raw) and not stored.is_finite(bad)
-    none = stored.table([])
-    assert stored.load_rows(stored.table([raw]), none, out)
-    assert not stored.load_rows(stored.table([bad]), none, out)
-    assert not stored.load_rows(stored.table([raw]), stored.table([bad]), out)
+    assert dtypes.is_finite(raw) and not dtypes.is_finite(bad)
+    none = dtypes.table([])
+    assert dtypes.load_rows(dtypes.table([raw]), none, out)
+    assert not dtypes.load_rows(dtypes.table([bad]), none, out)
+    assert not dtypes.load_rows(dtypes.table([raw]), dtypes.table([bad]), out)
 
 
 @pytest.mark.parametrize("minus", [True, False])
 def test_rows(minus):
     rows = [make(kind, i) for i, kind in enumerate(KINDS)]
-    table = stored.table([raw[50:] for raw, _ in rows])
+    table = dtypes.table([raw[50:] for raw, _ in rows])
     out = np.empty((2, 900), np.float32)
-    assert stored.load_rows(table[:2], table[2 : 2 + minus], out)
+    assert dtypes.load_rows(table[:2], table[2 : 2 + minus], out)
     for got, (_, wide) in zip(out, rows, strict=False):
         assert np.array_equal(got, (wide - rows[2][1] if minus else wide)[50:950])
 
 
 def test_gaps_between_values_are_refused():
     with pytest.raises(ValueError, match="contiguous"):
-        stored.table([np.zeros(10, np.float32)[::2]])
+        dtypes.table([np.zeros(10, np.float32)[::2]])
