@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from sigmerge.errors import SigmergeError
-from sigmerge.kernels import TILE
 from sigmerge.methods import Method
 from sigmerge.objects import merge_state_dicts
 from sigmerge.operators.base import Operator, Site, Tile
@@ -18,7 +17,7 @@ SHAPES = {
     "model.embed_tokens.weight": (40, 12),
     **{f"model.layers.{i}.mlp.up_proj.weight": (24, 12) for i in range(3)},
     **{f"model.layers.{i}.input_layernorm.weight": (12,) for i in range(3)},
-    "model.layers.3.mlp.up_proj.weight": (3, TILE // 2 + 7),
+    "model.layers.3.mlp.up_proj.weight": (300, 500),
     "model.layers.3.input_layernorm.weight": (12,),
     "lm_head.weight": (40, 12),
 }

@@ -160,7 +160,7 @@ def test_a_garbled_note_of_scores_is_made_again(
         calls.append(folder)
         return MeasuredScores({"math": 0.5}, {})
 
-    scorer = CheckpointScorer("counted", measure, lambda _: ScoredBy({"by": "it"}), keeps=True)
+    scorer = CheckpointScorer("counted", measure, lambda _: ScoredBy({"by": damage}), keeps=True)
     assert scorer(pool.reference) == scorer(pool.reference) == MeasuredScores({"math": 0.5}, {})
     assert len(calls) == 1
     [note] = kept_root().glob("score/*/*.json")

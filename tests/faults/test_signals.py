@@ -252,7 +252,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "tune": (2, "tune broken.yaml out"),
     "search": (2, "search broken.yaml out"),
     "demo": (4, "demo occupied"),
-    "report": (4, "report anchor"),
+    "report": (4, "report occupied"),
     "operators": (2, "operators tise"),
     "evaluate": (2, "evaluate anchor --suite missing.yaml"),
     "aggregate": (5, "aggregate broken.yaml"),

@@ -93,7 +93,7 @@ def test_what_is_no_plain_llama_is_refused(
     tmp_path: Path, changes: dict[str, Any], named: list[str]
 ) -> None:
     file = write(tmp_path / "tiny.gguf", **changes)
-    said = refused(3, "gguf", file, tmp_path / "out", beside=tmp_path)
+    said = refused(3, "pool", "gguf", file, tmp_path / "out", beside=tmp_path)
     assert str(file) in said and all(words in said for words in named), said
 
 
@@ -103,15 +103,17 @@ def test_a_file_of_another_kind_or_cut_short_is_refused(tmp_path: Path) -> None:
     for content, words in ((b"PK\3\4" + whole, "not a GGUF"), (whole[:200], "damaged"),
                            (whole[: len(whole) - 500], "damaged")):  # fmt: skip
         file.write_bytes(content)
-        assert words in refused(3, "gguf", file, tmp_path / "out", beside=tmp_path)
-    assert "no such file" in refused(3, "gguf", tmp_path / "none", tmp_path / "o", beside=tmp_path)
+        assert words in refused(3, "pool", "gguf", file, tmp_path / "out", beside=tmp_path)
+    assert "no such file" in refused(
+        3, "pool", "gguf", tmp_path / "none", tmp_path / "o", beside=tmp_path
+    )
 
 
 def test_an_older_folder_is_replaced_only_if_asked(tmp_path: Path) -> None:
     file, out = write(tmp_path / "tiny.gguf"), tmp_path / "out"
     assert sigmerge("pool", "gguf", file, out, "--dtype", "float32").out == f"checkpoint: {out}\n"
     size = (out / "model.safetensors").stat().st_size
-    assert "exists already" in refused(4, "gguf", file, out, beside=tmp_path)
+    assert "exists already" in refused(4, "pool", "gguf", file, out, beside=tmp_path)
     assert (out / "model.safetensors").stat().st_size == size
     assert sigmerge("pool", "gguf", file, out, "--overwrite", "--json").json == {
         "checkpoint": str(out)
@@ -164,7 +166,7 @@ def test_metadata_that_no_file_has_is_one_error(
     """At once: without its check the first loops 10⁹ times, and the third makes 10⁹ layers."""
     file = write(tmp_path / "tiny.gguf")
     told(file, key, skipped, value)
-    assert words in refused(3, "gguf", file, tmp_path / "out", beside=tmp_path)
+    assert words in refused(3, "pool", "gguf", file, tmp_path / "out", beside=tmp_path)
 
 
 def test_a_file_that_changes_while_it_is_converted_is_not_published(
@@ -186,4 +188,6 @@ def test_a_full_disk_is_an_error_of_the_output(
 
     monkeypatch.setattr("sigmerge.real.gguf._save_model", full)
     file = write(tmp_path / "tiny.gguf")
-    assert "cannot be written" in refused(4, "gguf", file, tmp_path / "out", beside=tmp_path)
+    assert "cannot be written" in refused(
+        4, "pool", "gguf", file, tmp_path / "out", beside=tmp_path
+    )

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import ValidationError
+
 from sigmerge import kept
 from sigmerge.checkpoints.declared import checkpoint_files, named, shown_folder
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
@@ -587,7 +589,16 @@ def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
 
 
 def _harness_table(given: Mapping[str, Any], folder: Path) -> ScoreTable:
-    files = HarnessScores.model_validate(given)
+    try:
+        files = HarnessScores.model_validate(given)
+    except ValidationError as error:
+        wrong = ", ".join(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
+        raise ScoreError(
+            f"repair.scores: {wrong} cannot be used; give the scores themselves, as experts: "
+            "{expert: {domain: score}} and anchor: {domain: score}, or result files of "
+            "lm-evaluation-harness, as experts: {name: file}, anchor: file, domains: {domain: "
+            "[task/metric]}."
+        ) from None
 
     def read(file: str) -> DomainScores:
         content = read_json_object(folder / file, "a score file", ScoreError, unique=True)
