@@ -243,3 +243,5 @@ def test_a_score_may_return_items(pool: sigmerge.Pool, tmp_path: Path) -> None:
     result = pool.tune(items, tmp_path / "tuned", calls=3, anchors=["task_arithmetic"])
     assert asked and result.calibration.gain is not None
     assert result.calibration.gain.items == 4 * len(DOMAINS)
+    with pytest.raises(TypeError, match="ties: an anchor is an operator's name"):
+        pool.tune(items, tmp_path / "other", calls=3, anchors=[sigmerge.Ties(density=0.5)])  # type: ignore[list-item]

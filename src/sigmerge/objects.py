@@ -115,17 +115,25 @@ class Pool:
         out: PathName,
         *,
         calls: int = 24,
-        anchors: Sequence[Method | Operator | str] | None = None,
+        anchors: Sequence[Operator | str] | None = None,
         **how: Unpack[Keywords],
     ) -> TuneResult:
         """The strongest merge of the pool within a number of evaluation calls, stored in `out`.
 
         `score` is called with a checkpoint's folder. It returns for every domain a fraction or,
         better, what the answer to every item is worth: the noise of scores is known then.
+        `anchors` are operators: the tuning chooses their parameters.
         """
         from sigmerge import api
 
+        for each in anchors or ():
+            if isinstance(each, Method):
+                raise TypeError(
+                    f"{each.operator}: an anchor is an operator's name, and the tuning chooses its "
+                    "parameters; a method's own would be dropped."
+                )
         names = None if anchors is None else [_method(each).operator for each in anchors]
+        how.setdefault("allow_pickle", self.allow_pickle)
         start = self._recipe(Method.of("task_arithmetic", weight=0.4))
         return api.tune(start, out, calls=calls, anchors=names, score=score, **how)
 
