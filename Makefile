@@ -48,8 +48,9 @@ lint: $(STAMP)
 browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
-	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
+	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; fi; \
+	command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	echo "Browser tests are skipped: install chromium and chromium-driver to run them"
 
 # The code is checked beside the tests.
 check:
