@@ -26,8 +26,8 @@ from pathlib import Path
 
 from benchmarks import tune
 from benchmarks.measure import commit
-from sigmerge.experiments.store import STORE
 from sigmerge.files.documents import write_json
+from sigmerge.lab.experiments.store import STORE
 from sigmerge.nano.files import POOL
 
 POOLS: dict[str, Sequence[str]] = {

@@ -41,9 +41,9 @@ from tests.pools import few_facts
 from fuzz.corpus import RECIPES, text
 from fuzz.targets import pool
 from sigmerge.cli.main import main as sigmerge
-from sigmerge.experiments.runner import STORE
-from sigmerge.experiments.store import create
 from sigmerge.files.scratch import NEW, PREFIX, remove_stale
+from sigmerge.lab.experiments.runner import STORE
+from sigmerge.lab.experiments.store import create
 from sigmerge.nano.files import POOL, REFERENCE
 
 TIMES = (

@@ -317,7 +317,7 @@ def _gguf(folder: Path) -> None:
 
 def _convert(folder: Path) -> None:
     """A folder that is made of the file can be read."""
-    from sigmerge.real.gguf import convert
+    from sigmerge.lab.pools.gguf import convert
 
     made = folder / "made"
     shutil.rmtree(made, ignore_errors=True)

@@ -17,23 +17,23 @@ LONG = (
     "jobs/test_tune.py",
     "merge3/test_search.py",
     "jobs/test_run.py",
-    "experiments/test_suite.py",
+    "lab/experiments/test_suite.py",
     "faults/test_commands.py",
     "jobs/test_capture.py",
     "jobs/test_architectures.py",
     "jobs/test_guide.py",
     "engine/test_gpu.py",
-    "analysis/test_browser.py",
+    "pages/test_browser.py",
     "native/test_vectors.py",
     "test_same_bytes.py",
     "native/test_select.py",
     "cluster/test_ray.py",
     "jobs/test_repair.py",
-    "real/test_train.py",
+    "lab/pools/test_train.py",
     "native/test_same_bytes.py",
     "storage/test_s3.py",
     "evaluation/harnesses/test_code.py",
-    "experiments/test_analyze.py",
+    "lab/experiments/test_analyze.py",
     "probing/test_capture.py",
     "sandbox/test_run.py",
     "jobs/test_demo.py",
@@ -85,7 +85,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(scope="session")
 def mini(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A miniature pool, trained once for all workers of the run. No test changes it."""
-    from sigmerge.nano.train import train
+    from sigmerge.lab.pools.nano import train
     from tests.pools import few_scores
 
     base = tmp_path_factory.getbasetemp()

@@ -117,8 +117,8 @@ def test_the_engine_knows_no_paper() -> None:
     [
         ("safetensors", ("checkpoints",)),
         ("huggingface_hub", ("checkpoints",)),
-        ("transformers", ("probing", "nano", "real")),
-        ("gguf", ("real",)),
+        ("transformers", ("probing", "nano", "lab")),
+        ("gguf", ("lab",)),
         ("lm_eval", ("evaluation",)),
     ],
 )
@@ -245,7 +245,7 @@ def test_no_circles_among_folders(home: Callable[[str], str]) -> None:
 def test_folders_inside_rooms_are_seen() -> None:
     graph = folder_graph(folder_of)
     assert "evaluation" in graph["evaluation/harnesses"]
-    assert "analysis/published" in graph
+    assert "lab/experiments" in graph
 
 
 def test_circles_are_found() -> None:

@@ -14,8 +14,8 @@ import yaml
 
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import RecipeError, ScoreError
-from sigmerge.experiments.suite import load_suite as load_experiment
 from sigmerge.jobs.scores import printed_scores, read_scores
+from sigmerge.lab.experiments.suite import load_suite as load_experiment
 from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, weight_bytes

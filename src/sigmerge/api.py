@@ -37,10 +37,10 @@ from sigmerge.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
     from sigmerge.evaluation.run import Result
-    from sigmerge.experiments.analyze import Analyzed
-    from sigmerge.experiments.anchors import Ranked
-    from sigmerge.experiments.runner import SuiteResult
     from sigmerge.jobs.scores import ScoreFunction
+    from sigmerge.lab.experiments.analyze import Analyzed
+    from sigmerge.lab.experiments.anchors import Ranked
+    from sigmerge.lab.experiments.runner import SuiteResult
     from sigmerge.merge3.scoring import CandidateScorer
     from sigmerge.results import (
         Aggregated,
@@ -428,8 +428,8 @@ def suite(
     >>> sigmerge.suite.plan("nano-study", "study").steps[0].facts["runs"]
     145
     """
-    from sigmerge.experiments.runner import SuiteJob
-    from sigmerge.experiments.suite import load_suite
+    from sigmerge.lab.experiments.runner import SuiteJob
+    from sigmerge.lab.experiments.suite import load_suite
 
     loaded = load_suite(_source(source), [Path(pool) for pool in pools])
     return SuiteJob(loaded, Path(out), _options(how), jobs)
@@ -447,9 +447,9 @@ def analyze(
 
     >>> sigmerge.analyze("study")
     Traceback (most recent call last):
-    sigmerge.experiments.store.StoreError: study: no such store of results; ...
+    sigmerge.lab.experiments.store.StoreError: study: no such store of results; ...
     """
-    from sigmerge.experiments.analyze import AnalyzeJob
+    from sigmerge.lab.experiments.analyze import AnalyzeJob
 
     return AnalyzeJob(Path(store), _path(out), split, title)
 
@@ -463,7 +463,7 @@ def anchors(
     >>> sigmerge.anchors.plan("nano-compare").evaluation_calls
     12
     """
-    from sigmerge.experiments.anchors import AnchorsJob, suite_of
+    from sigmerge.lab.experiments.anchors import AnchorsJob, suite_of
 
     chosen = suite_of(str(source), tuple(Path(pool) for pool in pools))
     return AnchorsJob(chosen, _options(how))

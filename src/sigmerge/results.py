@@ -38,7 +38,7 @@ class Merged(Part):
         return {"out": self.out, "plan": self.plan.as_json(), **self.provenance.as_json()}
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.notebook import merged
+        from sigmerge.pages.notebook import merged
 
         return merged(self.out, self.plan, self.provenance)
 
@@ -55,8 +55,8 @@ class Profile(Part):
     warnings: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Drawn
-        from sigmerge.analysis.notebook import profile
+        from sigmerge.pages.figures import Drawn
+        from sigmerge.pages.notebook import profile
 
         measured = Drawn(
             views=self.views,
@@ -78,8 +78,8 @@ class Deficits(Part):
     missing: Mapping[str, tuple[str, ...]] = {}
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Drawn
-        from sigmerge.analysis.notebook import deficits
+        from sigmerge.pages.figures import Drawn
+        from sigmerge.pages.notebook import deficits
 
         measured = Drawn(domains=self.domains, deficit=self.deficit, share=self.share)
         return deficits(measured, self.anchor, self.missing)
@@ -89,7 +89,7 @@ class RunResult(RunRecord):
     """A whole run; its page is `out`/report.html."""
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.notebook import page
+        from sigmerge.pages.notebook import page
 
         return page(self.out)
 
@@ -98,7 +98,7 @@ class TuneResult(TuneRecord):
     """A tuning; its page is `out`/report.html."""
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.notebook import page
+        from sigmerge.pages.notebook import page
 
         return page(self.out)
 
@@ -107,9 +107,9 @@ class SearchResult(SearchRecord):
     """A search; the winner is stored in the folder `winner`."""
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Grid
-        from sigmerge.analysis.notebook import tables
-        from sigmerge.analysis.table import percent
+        from sigmerge.pages.figures import Grid
+        from sigmerge.pages.notebook import tables
+        from sigmerge.pages.table import percent
 
         best = self.best
         facts = [
@@ -157,8 +157,8 @@ class Captures(tuple[Captured, ...]):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Grid
-        from sigmerge.analysis.notebook import tables
+        from sigmerge.pages.figures import Grid
+        from sigmerge.pages.notebook import tables
 
         rows = [(one.expert, one.kind, f"{one.exemplars:,}", one.state, one.folder) for one in self]
         head = ("expert", "statistics", "exemplars", "state", "folder")
@@ -175,8 +175,8 @@ class Reports(tuple[Report, ...]):
         return all(report.ok for report in self)
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Grid
-        from sigmerge.analysis.notebook import tables
+        from sigmerge.pages.figures import Grid
+        from sigmerge.pages.notebook import tables
 
         rows = []
         for report in self:
@@ -220,9 +220,9 @@ class Aggregated(Part):
         return self.model_dump(mode="json")  # a limit of None is a value: all items
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Grid
-        from sigmerge.analysis.notebook import tables
-        from sigmerge.analysis.table import percent
+        from sigmerge.pages.figures import Grid
+        from sigmerge.pages.notebook import tables
+        from sigmerge.pages.table import percent
 
         domains = list(dict.fromkeys(domain for row in self.rows for domain in row.domains))
         scores = [
@@ -273,7 +273,7 @@ class DemoResult(Part):
     out: str
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.notebook import page
+        from sigmerge.pages.notebook import page
 
         return page(self.out)
 
@@ -290,8 +290,8 @@ class Extracted(Part):
     warnings: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Grid
-        from sigmerge.analysis.notebook import tables
+        from sigmerge.pages.figures import Grid
+        from sigmerge.pages.notebook import tables
 
         row = (self.out, f"{self.modules:,}", str(self.rank), f"{100 * self.kept:.2f} %")
         return tables(Grid(("adapter", "matrices", "largest rank", "kept"), [row], wordy=True))

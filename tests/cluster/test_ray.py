@@ -27,9 +27,9 @@ from sigmerge.jobs.tune import TuneJob
 from sigmerge.recipe import load_recipe
 from tests.cluster import tasks
 from tests.command_line import refused
-from tests.experiments.test_suite import definition, export
 from tests.jobs import tuned
 from tests.jobs.tuned import Contested
+from tests.lab.experiments.test_suite import definition, export
 from tests.merge3 import stub
 from tests.pools import PoolOnDisk, make_pool, weight_bytes
 from tests.probing import models

@@ -14,9 +14,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from sigmerge.analysis.intervals import variant_intervals
-from sigmerge.analysis.results import Results, results
-from sigmerge.experiments.store import STORE, open_read_only
+from sigmerge.lab.analysis.intervals import variant_intervals
+from sigmerge.lab.analysis.results import Results, results
+from sigmerge.lab.experiments.store import STORE, open_read_only
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sigmerge.experiments.suite import load_suite
+from sigmerge.lab.experiments.suite import load_suite
 from sigmerge.operators.table import OPERATORS
 
 TESTS = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.analysis.test_browser import Browser, browser  # noqa: F401  (a fixture)
+from tests.pages.test_browser import Browser, browser  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs/example.ipynb"

@@ -17,10 +17,10 @@ import sigmerge
 from sigmerge import api, results
 from sigmerge.checkpoints.verify import Finding, Report
 from sigmerge.evaluation.run import Result
-from sigmerge.experiments import runner
-from sigmerge.experiments.analyze import Analyzed
-from sigmerge.experiments.anchors import Ranked, RankedAnchor, RankedPool
 from sigmerge.jobs import options
+from sigmerge.lab.experiments import runner
+from sigmerge.lab.experiments.analyze import Analyzed
+from sigmerge.lab.experiments.anchors import Ranked, RankedAnchor, RankedPool
 from sigmerge.nano.files import POOL
 from sigmerge.probing.generate import Usage
 from sigmerge.records import GuardVerdict, Part, Winner

@@ -16,17 +16,17 @@ import polars as pl
 import pytest
 import yaml
 
-from sigmerge.analysis import tables
-from sigmerge.analysis.forms import Table, markdown
-from sigmerge.analysis.intervals import (
+from sigmerge.lab.analysis import paper_tables
+from sigmerge.lab.analysis.intervals import (
     Comparison,
     Gain,
     gains,
     paired_intervals,
     variant_intervals,
 )
-from sigmerge.analysis.results import Results, results
-from sigmerge.experiments.store import STORE, open_read_only
+from sigmerge.lab.analysis.results import Results, results
+from sigmerge.lab.analysis.table import Table, markdown
+from sigmerge.lab.experiments.store import STORE, open_read_only
 from sigmerge.nano.files import RECIPES
 from sigmerge.operators.cat import Cat
 
@@ -58,7 +58,7 @@ def settings(later: Results) -> Table:
 
 
 def test_the_analysis_is_that_of_the_store(found: Results, repairs: Table) -> None:
-    builders = (tables.main_gain, tables.statements, tables.baselines)
+    builders = (paper_tables.main_gain, paper_tables.statements, paper_tables.baselines)
     for table in (*(table for build in builders for table in build(found)), repairs):
         assert markdown(table) in ANALYSIS, table.label
 
@@ -118,7 +118,7 @@ def _stored(folder: Path, name: str) -> Results:
 
 def _repaired(found: Results) -> dict[tuple[str, str, str], float]:
     """Macro-5 by pool, row and anchor, as the page's first table has it."""
-    [table] = tables.main_gain(found)
+    [table] = paper_tables.main_gain(found)
     heads, *lines = [line.strip("| ").split(" | ") for line in markdown(table).splitlines()
                      if line.startswith("| ")]  # fmt: skip
     return {
@@ -341,7 +341,7 @@ def cat(later: Results) -> dict[str, dict[str, tuple[Gain, dict[str, Gain]]]]:
 def test_the_table_of_cat_is_that_of_its_store(
     found: Results, later: Results, cat: dict[str, dict[str, tuple[Gain, dict[str, Gain]]]]
 ) -> None:
-    [table] = tables.baselines(later)
+    [table] = paper_tables.baselines(later)
     assert table.rows[0][0] == "cat" and later.pools == found.pools
     first, fourth = (
         [_repaired(of)[pool, "anchor", "task_arithmetic"] for pool in later.pools]

@@ -23,10 +23,10 @@ from sigmerge.evaluation.sources import File, read_rows
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.files import documents
 from sigmerge.jobs.scores import CheckpointScorer, MeasuredScores, read_scores
+from sigmerge.lab.pools import folder
 from sigmerge.nano.files import read_lines
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.generate import saved_dtype
-from sigmerge.real import folder
 from sigmerge.records import Provenance, read, read_plan, read_repair_plan
 from tests.command_line import sigmerge as command
 from tests.kept_entries import kept_root

@@ -11,14 +11,14 @@ import yaml
 
 import sigmerge
 from sigmerge.errors import OutputError, PoolError
-from sigmerge.experiments import anchors
-from sigmerge.experiments.group import UNSCORED
-from sigmerge.experiments.runner import DEFINITION
-from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.files.locks import only_writer
 from sigmerge.files.scratch import remove_stale
 from sigmerge.jobs import repair
-from tests.experiments.test_suite import definition, export
+from sigmerge.lab.experiments import anchors
+from sigmerge.lab.experiments.group import UNSCORED
+from sigmerge.lab.experiments.runner import DEFINITION
+from sigmerge.lab.experiments.store import STORE, open_read_only
+from tests.lab.experiments.test_suite import definition, export
 from tests.pools import PoolOnDisk, make_pool
 
 SMALL = {"baselines": [], "repairs": {"ablation": ["equal_share"]}}

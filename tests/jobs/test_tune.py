@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 import sigmerge
-from sigmerge.analysis.tuning import _scores, _steps
 from sigmerge.cli.show import tune_lines
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.tune import TuneJob, pool_recipe
+from sigmerge.pages.tuning import _scores, _steps
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import TuneRecord, read

@@ -50,8 +50,8 @@ def suite(
     Interrupted, the same command goes on with the runs that are missing. OUT/overview.json says
     what runs now.
     """
-    from sigmerge.experiments.runner import SuiteJob
-    from sigmerge.experiments.suite import load_suite
+    from sigmerge.lab.experiments.runner import SuiteJob
+    from sigmerge.lab.experiments.suite import load_suite
 
     loaded = load_suite(source, pool or ())
     flags.emit(flags.run(lambda how: SuiteJob(loaded, out, how, jobs), goes_on=True), _suite_lines)
@@ -64,40 +64,22 @@ def _suite_lines(result: Any) -> Iterator[str]:
 
 @command(
     "dry_run",
-    epilog=examples("sigmerge analyze results/ --out analysis/", "sigmerge analyze --published"),
+    epilog=examples("sigmerge analyze results/ --out analysis/"),
 )
 def analyze(
     flags: Flags,
-    store: Annotated[
-        Path | None, typer.Argument(help="Folder of a suite, or its results.sqlite.")
-    ] = None,
+    store: Annotated[Path, typer.Argument(help="Folder of a suite, or its results.sqlite.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder to write; default: beside the store.")
     ] = None,
-    published: Annotated[
-        bool, typer.Option("--published", help="Compute the paper's statements from its tables.")
-    ] = False,
     split: Annotated[str, typer.Option("--split", help="Of the scores.")] = "evaluation",
     title: Annotated[str, typer.Option("--title", help="Of the page.")] = "The experiment",
 ) -> None:
     """Write statistics, tables and figures of a store."""
-    from sigmerge.experiments.analyze import AnalyzeJob
-    from sigmerge.experiments.analyze import published as recomputed
+    from sigmerge.lab.experiments.analyze import AnalyzeJob
 
-    if published == (store is not None):
-        raise typer.BadParameter("give a STORE, or --published without one")
-    if published and flags.dry_run:
-        raise typer.BadParameter("--published has no dry run: it takes seconds")
-    if published:
-        flags.emit(recomputed(out), _published_lines)
-    else:
-        assert store is not None
-        job = AnalyzeJob(store, out, split, title)
-        flags.emit(flags.run(lambda how: job), _analysis_lines)
-
-
-def _published_lines(result: Any) -> Iterator[str]:
-    yield result.page
+    job = AnalyzeJob(store, out, split, title)
+    flags.emit(flags.run(lambda how: job), _analysis_lines)
 
 
 def _analysis_lines(result: Any) -> Iterator[str]:
@@ -124,7 +106,7 @@ def anchors(
     pool: PoolFolders = None,
 ) -> None:
     """Rank anchors by their calibration scores, before any repair."""
-    from sigmerge.experiments.anchors import AnchorsJob, suite_of
+    from sigmerge.lab.experiments.anchors import AnchorsJob, suite_of
 
     chosen = suite_of(source, tuple(pool or ()))
     flags.emit(flags.run(lambda how: AnchorsJob(chosen, how)), _anchor_lines)

@@ -38,7 +38,7 @@ def nano(
 ) -> None:
     """Train a reference and five experts from a seed."""
     from sigmerge.evaluation.run import nano_scores
-    from sigmerge.nano.train import train
+    from sigmerge.lab.pools.nano import train
 
     with show.progress(flags.as_json or flags.quiet) as progress:
         made = train(
@@ -79,7 +79,7 @@ def gguf(
     ] = "bfloat16",
 ) -> None:
     """Turn a GGUF file into a checkpoint folder."""
-    from sigmerge.real.gguf import convert
+    from sigmerge.lab.pools.gguf import convert
 
     made = convert(file, out, dtype, overwrite=flags.overwrite)
     flags.emit({"checkpoint": str(made)}, lambda done: iter([f"checkpoint: {made}"]))
@@ -104,7 +104,7 @@ def data(
 
     Training pairs that repeat a benchmark's item, exactly or nearly, are left out and counted.
     """
-    from sigmerge.real.data import build
+    from sigmerge.lab.pools.data import build
 
     def lines(done: dict[str, Any]) -> Iterator[str]:
         for name, file in done["files"].items():
@@ -145,7 +145,7 @@ def train(
 
     An expert that is there already is not trained again, so a run that was cut off goes on.
     """
-    from sigmerge.real.train import FineTuning, RealTraining
+    from sigmerge.lab.pools.train import FineTuning, RealTraining
 
     settings = FineTuning(steps=steps, rate=rate, batch=batch, seed=seed)
     job = RealTraining(reference, data, out, settings, device, tuple(expert or ()), jobs)

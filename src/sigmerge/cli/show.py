@@ -325,7 +325,7 @@ def run_lines(result: Any) -> Iterator[str]:
 def table_lines(rows: Any) -> Iterator[str]:
     from rich.console import Console
 
-    from sigmerge.analysis.table import PairedRow, rich_table
+    from sigmerge.pages.table import PairedRow, rich_table
 
     listed = [
         PairedRow(r.name, r.domains, r.anchor, r.repaired, r.gap_before, r.gap_after) for r in rows

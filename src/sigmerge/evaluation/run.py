@@ -71,9 +71,9 @@ class Result(Summary):
         return {name: value for name, value in asdict(self).items() if name != "item_scores"}
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Grid
-        from sigmerge.analysis.notebook import tables
-        from sigmerge.analysis.table import percent
+        from sigmerge.pages.figures import Grid
+        from sigmerge.pages.notebook import tables
+        from sigmerge.pages.table import percent
 
         scores = [(name, percent(q)) for name, q in [*self.domains.items(), ("macro", self.macro)]]
         metrics = [

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from sigmerge.analysis.table import paired_row
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.jobs.options import Description, Options
@@ -15,6 +14,7 @@ from sigmerge.jobs.report import RUN, RUN_FOLDER, write_joint_report
 from sigmerge.jobs.run import RunJob
 from sigmerge.jobs.tune import TUNING_RESULT, TuneJob, pool_recipe
 from sigmerge.nano.files import POOL, RECIPES
+from sigmerge.pages.table import paired_row
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import PAGE, RECIPE, RunRecord, TuneRecord, read_sealed

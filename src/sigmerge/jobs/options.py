@@ -182,8 +182,8 @@ class Description:
         return sum(known) if known else None
 
     def _repr_html_(self) -> str:
-        from sigmerge.analysis.figures import Grid
-        from sigmerge.analysis.notebook import tables
+        from sigmerge.pages.figures import Grid
+        from sigmerge.pages.notebook import tables
 
         def row(name: str, of: Step | Description) -> tuple[str, ...]:
             numbers = (of.bytes_to_read, of.bytes_to_write, of.peak_memory_bytes)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from sigmerge.analysis.page import PageRun, write_page
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.publishing import real_target
 from sigmerge.errors import OutputError
@@ -17,6 +16,7 @@ from sigmerge.files.documents import whole
 from sigmerge.files.yaml_documents import decoded
 from sigmerge.jobs.tune import TUNING_FOLDER, TUNING_RESULT
 from sigmerge.jobs.work_folder import WorkFolder, are_recorded
+from sigmerge.pages.page import PageRun, write_page
 from sigmerge.records import (
     PAGE,
     PLAN,
@@ -92,7 +92,7 @@ def _run_page(folder: Path) -> Path:
 
 
 def _tuning_page(folder: Path) -> Path:
-    from sigmerge.analysis.tuning import write_tuning_page
+    from sigmerge.pages.tuning import write_tuning_page
 
     with TUNING_FOLDER.writing(real_target(folder)), _fitting(folder):
         record = read_sealed(TuneRecord, folder / TUNING_RESULT, OutputError)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sigmerge.analysis.html import require_page
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import RecipeError
 from sigmerge.files.documents import write_json
@@ -25,6 +24,7 @@ from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.repair import RepairJob, check_data, check_repair
 from sigmerge.jobs.report import CALIBRATION_SCORES, EVALUATION_SCORES, RUN_FOLDER, finish_run
 from sigmerge.jobs.scores import ScoreFunction, describe_scoring, paired_scores, scorer_of
+from sigmerge.pages.html import require_page
 from sigmerge.recipe import Recipe
 from sigmerge.records import GuardVerdict, PairedScores
 from sigmerge.results import RunResult

@@ -21,8 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sigmerge.analysis.html import require_page
-from sigmerge.analysis.tuning import write_tuning_page
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
@@ -42,6 +40,8 @@ from sigmerge.kept import Inputs
 from sigmerge.method import conflict
 from sigmerge.method.objective import Answer, Objective, paired_bootstrap
 from sigmerge.method.tuning import Proposal
+from sigmerge.pages.html import require_page
+from sigmerge.pages.tuning import write_tuning_page
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of

@@ -1,4 +1,0 @@
-from sigmerge.analysis.published.page import markdown
-
-if __name__ == "__main__":
-    print(markdown(), end="")

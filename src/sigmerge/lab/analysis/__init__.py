@@ -1,0 +1,1 @@
+"""Statistics, tables, charts and the page of an experiment."""

@@ -1,0 +1,81 @@
+"""The paired table against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from sigmerge.errors import ScoreError
+from sigmerge.pages import table
+from sigmerge.records import PairedScores
+
+EXPERTS = {
+    "math": {"math": 0.90, "coding": 0.40, "safety": 0.50},
+    "coding": {"math": 0.50, "coding": 0.80, "safety": 0.75},
+    "safety": {"math": 0.30, "coding": 0.30, "safety": 0.70},
+}
+ANCHOR = {"math": 0.60, "coding": 0.60, "safety": 0.75}
+REPAIRED = {"math": 0.80, "coding": 0.70, "safety": 0.90}
+SCORES = PairedScores(experts=EXPERTS, anchor=ANCHOR, repaired=REPAIRED)
+
+
+def test_paired_row():
+    row = table.paired_row("TIES", SCORES)
+    assert row.anchor == pytest.approx(0.65)
+    assert row.repaired == pytest.approx(0.80)
+    assert row.gain == pytest.approx(0.15)
+    assert row.gap_before == pytest.approx((0.30 + 0.20 + 0.00) / 3)
+    # A domain above its strongest expert has no gap, not a negative one.
+    assert row.gap_after == pytest.approx((0.10 + 0.10 + 0.00) / 3)
+
+
+def test_parts_may_be_missing():
+    row = table.paired_row("linear", PairedScores(anchor=ANCHOR))
+    assert row.anchor == pytest.approx(0.65)
+    assert (row.repaired, row.gain, row.gap_before, row.gap_after) == (None,) * 4
+    assert table.cells(row) == ("linear", "65.00", "–", "–", "–", "–")
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ({}, "TIES has no scores"),
+        ({"anchor": {"math": 0.5}, "repaired": {"coding": 0.5}}, "coding, math"),
+        ({"experts": {"math": {"math": 0.9}}, "anchor": {"law": 0.5}}, "the domain law"),
+    ],
+)
+def test_scores_that_do_not_fit(scores, message):
+    with pytest.raises(ScoreError, match=message):
+        table.paired_row("TIES", PairedScores(**scores))
+
+
+def test_mean_row_leaves_a_column_with_a_hole_open():
+    full, bare = table.paired_row("a", SCORES), table.paired_row("b", PairedScores(anchor=REPAIRED))
+    mean = table.mean_row([full, bare])
+    assert mean.anchor == pytest.approx((0.65 + 0.80) / 2)
+    assert mean.repaired is None and mean.gain is None
+
+
+def test_markdown():
+    hurt = PairedScores(experts=EXPERTS, anchor=REPAIRED, repaired=ANCHOR)
+    rows = [table.paired_row("TIES", SCORES), table.paired_row("a|b", hurt)]
+    assert table.markdown(rows) == (
+        "| anchor | Macro-3 | + repair | gain | residual gap | after repair |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
+        "| TIES | 65.00 | 80.00 | +15.00 | 16.67 | 6.67 |\n"
+        "| a\\|b | 80.00 | 65.00 | −15.00 | 6.67 | 16.67 |\n"
+        "| mean | 72.50 | 72.50 | +0.00 | 11.67 | 11.67 |\n"
+    )
+
+
+def test_one_row_has_no_mean():
+    assert "mean" not in table.markdown([table.paired_row("TIES", SCORES)])
+
+
+def test_terminal_shows_names_as_they_are():
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table.rich_table([table.paired_row("[red]TIES", SCORES)]))
+    printed = console.file.getvalue()
+    assert "[red]TIES" in printed and "+15.00" in printed and "16.67" in printed
