@@ -4,8 +4,9 @@
 
 A scenario is a pool, its recipes, a suite, the programs that score it, and a cache that only grows.
 Before each run of a command something changes by chance: weights, a configuration, a tokenizer, a
-program or a file that it reads, exemplars, records, settings of a recipe or a suite, the version of
-a library or the package's own code, or bytes of the cache. States come back, so that old entries
+program or a file that it reads, an operator or a score in Python or a module that these import,
+exemplars, records, settings of a recipe or a suite, the version of a library or the package's own
+code, or bytes of the cache. States come back, so that old entries
 would be found under a wrong key. Some runs are killed first, and what they leave beside the output
 stays; often something changes once more before the same command runs again. Each result is compared
 with that of the same command with an empty cache and nothing beside its output: there must be no
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pkgutil
 import shutil
 import signal
 import sys
@@ -26,17 +28,22 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tests.evaluation.tiny import write_tiny
 
+import sigmerge
 from fuzz.kills import TIMES, bytes_of
 from sigmerge import kept
-from sigmerge.cli.main import main as sigmerge
+from sigmerge.cli.main import main as command_line
+from sigmerge.errors import SigmergeError
+from sigmerge.files import sources
 from sigmerge.files.safe_open import remove
 from sigmerge.files.scratch import remove_stale
 
@@ -62,6 +69,37 @@ for line in open(sys.argv[1]):
     item = json.loads(line)
     print(json.dumps({{"id": item["id"], "m": (len(item["prompt"]) + salt) % 5 / 5}}))
 """
+OWN_OPERATOR = """
+import sigmerge
+import own_helper
+
+@sigmerge.operator("own")
+def own(tile, site):
+    from own_later import FACTOR
+    tile.out[:] = own_helper.turned(tile.experts.mean(axis=0), {salt}) * FACTOR
+"""
+OWN_SCORE = """
+from pathlib import Path
+from zlib import crc32
+import own_helper
+
+def score(folder):
+    import own_later
+    found = sum(crc32(file.read_bytes()) for file in Path(folder).glob("*.safetensors"))
+    found += {salt} + own_helper.SALT + int(own_later.FACTOR * 10)
+    return {{"math": (found % 8 + 1) / 10, "code": (found // 8 % 8 + 1) / 10}}
+"""
+OWN_HELPER = """
+SALT = {salt}
+
+def turned(values, by):
+    return values * (1 + SALT + by) / 4
+"""
+OWN_LATER = """
+FACTOR = 1 + {salt} / 10
+"""
+"""Code of a user: an operator and a score, a module that both import, and one that they import as
+they run."""
 
 
 @dataclass
@@ -167,6 +205,8 @@ def _recipes(now: Scenario, number: int) -> None:
     gram = f"merge_method: regmean\nparameters: {{gram: exemplars, off_diagonal: {weight}}}\n"
     limit = f"capture: {{limit: 3, max_length: {8 + number}}}\n"
     now.write("regmean.yaml", f"{gram}{top}{shown}{limit}")
+    own = f"merge_method: own\n{top}{models}repair: {{c_max: {weight}}}\n"
+    now.write("own.yaml", own)
 
 
 def _suite(now: Scenario, number: int) -> None:
@@ -177,6 +217,10 @@ def _suite(now: Scenario, number: int) -> None:
            "metrics": {"m": "m"}}  # fmt: skip
     marks = {"math": {"said": said}, "code": {"own": own}}
     now.write("suite.yaml", json.dumps({"name": "s", "calibration_items": 4, "domains": marks}))
+
+
+def _own(name: str, text: str) -> Callable[[Scenario, int], None]:
+    return lambda now, number: now.write(f"{name}.py", text.format(salt=number))
 
 
 def _nothing(_: Scenario, __: int) -> None:
@@ -191,6 +235,10 @@ CHANGES: dict[str, Callable[[Scenario, int], None]] = {
     "a file that a program reads": _named_file,
     "the program that scores": _score,
     "the program of a benchmark": _items,
+    "an operator in Python": _own("own_operator", OWN_OPERATOR),
+    "a score in Python": _own("own_score", OWN_SCORE),
+    "a module that these import": _own("own_helper", OWN_HELPER),
+    "a module that these import as they run": _own("own_later", OWN_LATER),
     "exemplars": _exemplars,
     "records": _records,
     "recipes": _recipes,
@@ -200,7 +248,12 @@ CHANGES: dict[str, Callable[[Scenario, int], None]] = {
 }
 DECIDES_NOTHING = ("a library", "own code")
 """A run only says that they are others; what it computes stays."""
-LAST = {"run": "run.json", "tune": "tune.json"}
+LAST = {
+    "run": "run.json",
+    "tune": "tune.json",
+    "run, in Python": "run.json",
+    "tune, in Python": "tune.json",
+}
 """The last file of commands that write into their output as they go."""
 NAMES_THEM = ("captures",)
 """Commands whose plan names the keys of what they read, in which both are."""
@@ -212,7 +265,36 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "deficits": ("deficits", "repair.yaml", "--anchor", "pool/code", "--json"),
     "evaluate": ("evaluate", "pool/math", "--suite", "suite.yaml", "--split", "all", "--json"),
     "tune": ("tune", "tune.yaml", "OUT", "--calls", "5"),
+    "run, in Python": ("own.yaml", "OUT"),
+    "tune, in Python": ("own.yaml", "OUT"),
 }
+
+
+def _in_python(name: str, recipe: str, out: str) -> None:
+    """A command with an operator and a score of the user's."""
+    sys.path.insert(0, str(Path.cwd()))
+    sys.dont_write_bytecode = True  # it is valid for a second, in which a file may change
+    import_module("own_operator")
+    score = import_module("own_score").score
+    try:
+        if name.startswith("run"):
+            sigmerge.run(recipe, out, score=score)
+        else:
+            sigmerge.tune(recipe, out, score=score, calls=7)
+    except SigmergeError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def load() -> None:
+    """Load what a run needs, and read the package's code, so that each fork has both."""
+    for module in pkgutil.walk_packages(sigmerge.__path__, "sigmerge."):
+        if "__main__" not in module.name:
+            with suppress(ImportError):  # of what an extra brings
+                import_module(module.name)
+    for name in sys.modules:
+        if name.startswith(("sigmerge.jobs", "sigmerge.probing", "sigmerge.evaluation")):
+            sources._closure_digest(name)
 
 
 def damage(cache: Path, rng: np.random.Generator) -> str | None:
@@ -340,7 +422,7 @@ class Campaign:
             result["said"] = (self.root / "errors.txt").read_text()
         if folder.exists():
             result |= bytes_of(folder)
-            for record in LAST.values():
+            for record in {*LAST.values()}:
                 if (file := folder / record).exists():
                     result[record] = _lasting(json.loads(file.read_text()))
             shutil.rmtree(folder)
@@ -361,6 +443,7 @@ class Campaign:
             found = self._patch()
             words = [out if word == "OUT" else word for word in COMMANDS[name]]
             sys.argv = ["sigmerge", *words]
+            run = partial(_in_python, name, *words) if "Python" in name else command_line
             with (
                 (self.root / "said.txt").open("w") as said,
                 (self.root / "errors.txt").open("w") as errors,
@@ -368,7 +451,7 @@ class Campaign:
                 redirect_stderr(errors),
             ):
                 try:
-                    sigmerge()
+                    run()
                     code = 0
                 except SystemExit as stop:
                     code = stop.code if isinstance(stop.code, int) else 0
@@ -431,6 +514,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--command", action="append", choices=COMMANDS, help="only this one")
     given = parser.parse_args()
+    load()
     commands = given.command or list(COMMANDS)
     one = campaign(given.changes, given.kills, given.seed, commands, given.minutes)
     for text in one.wrong:
