@@ -47,6 +47,10 @@ class PoolError(SigmergeError):
     exit_code = 3
 
 
+class ChangedInput(PoolError):
+    """An input is not what it was when a job began, or when something was made of it earlier."""
+
+
 class OutputError(SigmergeError):
     """The output folder cannot be written or replaced."""
 

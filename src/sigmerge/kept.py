@@ -34,10 +34,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.errors import ChangedInput, PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, is_installed, keep_json, kept_json
 from sigmerge.files.checksums import is_intact, sealed
-from sigmerge.files.digests import file_digests, when_contradicted
+from sigmerge.files.digests import file_digests, prove, when_contradicted
 from sigmerge.files.documents import content_key
 from sigmerge.files.identity import changed, identify, unchanged
 from sigmerge.files.locks import has_name, locked
@@ -53,6 +53,9 @@ SIZE_LIMIT = 50 * 10**9
 IN_USE = 3600.0
 """Seconds after its last use in which an entry is not removed to save room."""
 _HEADER = {"name", "of", "inputs", "settings", "code", "runtime", "made", "seconds"}
+_THREADS = os.cpu_count() or 1
+"""Threads that hash what a maker read, where it has to be."""
+_Digests = Callable[[Iterable[Path]], Mapping[Path, str]]
 _log = logging.getLogger(__name__)
 _reusing: ContextVar[bool] = ContextVar("reusing", default=False)
 _unkept: dict[str, KeptEntry] = {}
@@ -60,6 +63,8 @@ _unkept: dict[str, KeptEntry] = {}
 _unkept_parts: dict[str, dict[str, Any]] = {}
 _until_the_end = ExitStack()
 _said: set[str] = set()
+_beside: set[Path] = set()
+"""Folders beside pools in which this process looked for entries."""
 
 
 @contextmanager
@@ -97,11 +102,15 @@ class Inputs:
     def __or__(self, other: Inputs) -> Inputs:
         return Inputs({**self.files, **other.files})
 
-    def digests(self) -> dict[str, str]:
+    def digests(self, read: _Digests = file_digests) -> dict[str, str]:
         """By role the content of each file; a remote one by what its store calls its version."""
         remote = {r: found.identity for r, f in self.files.items() if (found := remote_file(f))}
-        known = file_digests(file for role, file in self.files.items() if role not in remote)
+        known = read([file for role, file in self.files.items() if role not in remote])
         return {r: remote.get(r) or known[f] for r, f in sorted(self.files.items())}
+
+    def prove(self) -> dict[str, str]:
+        """The same of files that were read, before anything that was made of them is kept."""
+        return self.digests(_proven)
 
 
 @dataclass(frozen=True)
@@ -149,14 +158,16 @@ class Derivation:
         """Names all of it: the key."""
         return content_key([self.core, self.code, self.runtime])
 
-    def changed_roles(self) -> list[str]:
+    def changed_roles(self, read: _Digests) -> list[str]:
         """Inputs whose content is not what the key says."""
-        return [role for role, then in self.input_digests.items() if self._now(role) != then]
+        return [role for role, then in self.input_digests.items() if self._now(role, read) != then]
 
-    def _now(self, role: str) -> str | None:
+    def _now(self, role: str, read: _Digests) -> str | None:
         """The content of an input; None if it is gone."""
         try:
-            return Inputs({role: self.inputs.files[role]}).digests()[role]
+            return Inputs({role: self.inputs.files[role]}).digests(read)[role]
+        except ChangedInput:
+            raise
         except PoolError:
             return None
 
@@ -338,7 +349,7 @@ def look(wanted: Derivation) -> KeptEntry | None:
 def _made(wanted: Derivation, place: Path | None, make: Callable[[Given], Any]) -> KeptEntry:
     lasting = {r: f for r, f in wanted.inputs.files.items() if not _is_volatile(wanted, r)}
     before = identify(file for file in lasting.values() if remote_file(file) is None)
-    same = _is_same(wanted)  # files may have been written since the key was made
+    same = _is_same(wanted, file_digests)  # files may have been written since the key was made
     begun = time.perf_counter()
     with ExitStack() as stack:
         if place is None:
@@ -349,7 +360,7 @@ def _made(wanted: Derivation, place: Path | None, make: Callable[[Given], Any]) 
     seconds = time.perf_counter() - begun
     try:
         unchanged(before)  # it would be kept under the content of before
-        same = same and _is_same(wanted)
+        same = _is_same(wanted, _proven) and same
     except PoolError:
         remove(partial, if_possible=True)
         raise
@@ -370,9 +381,13 @@ def _made(wanted: Derivation, place: Path | None, make: Callable[[Given], Any]) 
     return entry
 
 
-def _is_same(wanted: Derivation) -> bool:
+def _proven(files: Iterable[Path]) -> Mapping[Path, str]:
+    return prove(files, _THREADS)
+
+
+def _is_same(wanted: Derivation, read: _Digests) -> bool:
     """Whether the inputs are those of the key; another file than a volatile one stops it."""
-    roles = wanted.changed_roles()
+    roles = wanted.changed_roles(read)
     for role in roles:
         if not _is_volatile(wanted, role):
             raise changed(address(wanted.inputs.files[role]))
@@ -579,7 +594,10 @@ def _roots(near: Path | None) -> list[Path]:
     if near is None:
         return [users]
     beside = near.absolute().parent / BESIDE
-    return [users] if is_installed(beside) else [beside, users]
+    if is_installed(beside):
+        return [users]
+    _beside.add(beside)
+    return [beside, users]
 
 
 def _others(folder: Path, key: str, ending: str) -> list[str]:
@@ -686,11 +704,17 @@ def drop(entry: Listed) -> None:
 
 
 def drop_made_of(digest: str, pools: Iterable[Path] = ()) -> None:
-    """Remove every entry that was made of a file which turned out to have another content."""
-    for root in roots(pools):
+    """Remove every entry that was made of a file which turned out to have another content.
+
+    Of what a stopped maker left nothing says what it was made of: all of it goes.
+    """
+    for root in {*roots(pools), *_beside}:
         for entry in list(listing(root)):
             if digest in entry.inputs.values():
                 drop(entry)
+        _drop_unfinished(root)
+    _unkept.clear()
+    _unkept_parts.clear()
 
 
 def _drop_made_of_another(file: Path, digest: str) -> None:

@@ -5,7 +5,8 @@
     known = digested(before)           the same files with their digests, or a PoolError
 
 A file that was written or replaced in between has other times or another inode, and a remote one
-another version, so the digests are those of the bytes that the job read.
+another version, so the digests are those of the bytes that the job read. Where times prove nothing
+(ruling 37) a file is hashed while the job reads it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.header import version_of
 from sigmerge.errors import PoolError
-from sigmerge.files.digests import Passed, file_digests, identity
+from sigmerge.files.digests import Passed, file_digests, identity, is_rehashing, prove
 from sigmerge.files.identity import InputIdentity, changed, unchanged
-from sigmerge.files.objects import address
+from sigmerge.files.mounts import kept_elsewhere
+from sigmerge.files.objects import address, remote_file
 
 
 def same_configuration(checkpoint: Checkpoint) -> None:
@@ -37,16 +39,28 @@ def digested(
     threads: int = 1,
     progress: Callable[[int], None] | None = None,
     passed: Passed | None = None,
+    known: Mapping[Path, str] | None = None,
 ) -> tuple[InputIdentity, ...]:
     """The files with their digests; stops if one is not what it was before.
 
-    `passed` knows pieces of remote files.
+    `passed` knows pieces of remote files, and `known` has what was hashed since `before`.
     """
-    listed = tuple(before)
+    listed, found = tuple(before), known or {}
     unchanged(listed)
-    digests = file_digests([one.file for one in listed], threads, progress, passed=passed)
+    todo = [one.file for one in listed if one.file not in found]
+    digests = {**found, **prove(todo, threads, progress, passed=passed)}
     unchanged(listed)
     return tuple(replace(one, sha256=digests[one.file]) for one in listed)
+
+
+def hashed_again(members: Iterable[Checkpoint]) -> tuple[str, ...]:
+    """What a dry run says of inputs that are hashed whatever is known of them, and why."""
+    if is_rehashing():
+        return ("--rehash: every input is hashed",)
+    files = (file for member in members for file in member.files if remote_file(file) is None)
+    kinds = ", ".join(sorted({*kept_elsewhere(files).values()}))
+    why = "another machine may change files there, and their times (docs/rulings.md, 37)"
+    return (f"inputs on {kinds} are hashed while they are read: {why}",) if kinds else ()
 
 
 def fingerprint(members: Mapping[str, Checkpoint], others: Iterable[Path] = ()) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from sigmerge.checkpoints.publishing import (
 )
 from sigmerge.checkpoints.remote import target_url, upload
 from sigmerge.checkpoints.write_log import ShardBytes, Written
-from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
+from sigmerge.errors import ChangedInput, OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.digests import digest_now
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.objects import stored_size
@@ -244,9 +244,12 @@ class Output:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        """After an error finished blocks stay, and the message names them; else nothing stays."""
+        """After an error finished blocks stay, and the message names them; else nothing stays.
+
+        Nor do they where an input changed: they are made of what it was.
+        """
         if isinstance(error, SigmergeError) and self.partial.exists():
-            if self.done:
+            if self.done and not isinstance(error, ChangedInput):
                 error.args = (
                     f"{error}\nWhat is finished is kept in {self.partial.name} beside it; the same "
                     "command continues from there.",

@@ -377,8 +377,11 @@ class Evaluation:
             self.how.progress(name, len(results), len(items))
             missing = [item for item in items if item.id not in results]
             if missing:
-                same = self._stays(name)
+                same, groups = self._stays(name), 0
                 for scored, usage in self._scored(name, items, missing):
+                    groups += 1
+                    if groups == 1:
+                        self._inputs.prove()
                     results |= {item.id: found for item, found in scored}
                     self.usage += usage
                     if same():
@@ -386,6 +389,8 @@ class Evaluation:
                     else:
                         unkept += usage
                     self.how.progress(name, len(results), len(items))
+                if groups > 1 and not self.suite.benchmarks[name].answers:
+                    self._inputs.prove()  # a program reads the checkpoint for every group
             if lost := [item.id for item in items if item.id not in results]:
                 raise ScoreError(f"{name}: no score came back for {', '.join(sorted(lost)[:3])}.")
             return results, kept.usage(items) + unkept

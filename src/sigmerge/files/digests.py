@@ -4,6 +4,9 @@ The digest of a file of up to RUN_BYTES is its SHA-256. SHA-256 runs in one thre
 the speed of a disk or of a merge. A longer file is therefore cut into leaves of LEAF bytes, whose
 digests are BLAKE3, and threads hash runs of leaves side by side. Its digest is the BLAKE3 of its
 leaves' digests one after another, written with the prefix TREE.
+
+A plan believes a note of a file that has the same size and times. A pass that reads inputs proves
+them (`prove`): where times are no proof (ruling 37), they are hashed in that pass.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.errors import ChangedInput, PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, keep_json, kept_json
-from sigmerge.files.objects import RemoteFile, remote_file
+from sigmerge.files.mounts import kept_elsewhere
+from sigmerge.files.objects import RemoteFile, address, remote_file
 from sigmerge.files.safe_open import open_regular
 
 GRAIN = 2_000_000_000
@@ -63,15 +67,41 @@ def rehash_from_now_on() -> None:
     _rehashed.set({})
 
 
+def is_rehashing() -> bool:
+    return _rehashed.get() is not None
+
+
 def identity(file: Path) -> str:
     """Changes whenever the file is replaced or written: path, inode, size and times.
 
-    Of a remote file: address, size and version.
+    Of a remote file: address, size and version. Where times prove nothing, the digest too.
     """
+    key = _key(file)
+    return f"{key}|{file_digests([file])[file]}" if unproven([file]) else key
+
+
+def _key(file: Path) -> str:
     if remote := remote_file(file):
         return remote.identity
     real = file.resolve()
     return _identity(real, real.stat())
+
+
+def unproven(files: Iterable[Path]) -> list[Path]:
+    """Files whose size and times do not prove their content.
+
+    Those of file systems that other machines write, and one that changed once without them.
+    """
+    listed = [file for file in files if not remote_file(file)]
+    elsewhere = kept_elsewhere(listed)
+    return [file for file in listed if file in elsewhere or _was_another(file)]
+
+
+def _was_another(file: Path) -> bool:
+    try:
+        return "another" in (_note_of(_begun(file, PoolError)) or {})
+    except PoolError:  # who reads it says so
+        return False
 
 
 class Hasher(Protocol):
@@ -158,7 +188,52 @@ def file_digests(
 
     `passed` knows leaves of remote files.
     """
-    memory = _rehashed.get()
+    found, others = _digests(files, _rehashed.get(), threads, progress, error, passed)
+    for file in others:
+        _log.warning(f"{file}: {_ANOTHER}")
+    return found
+
+
+def prove(
+    files: Iterable[Path],
+    threads: int = 1,
+    progress: Callable[[int], None] | None = None,
+    *,
+    passed: Passed | None = None,
+) -> dict[Path, str]:
+    """Digests of files that a pass has read or reads, before anything of it is published.
+
+    Where size and times prove nothing a file is read, whatever is known of it. ChangedInput if its
+    digest was another, with the same size and times: what was made under that one is gone then.
+    """
+    listed = set(files)
+    doubtful = {*unproven(listed)}
+    found, others = _digests(
+        listed - doubtful, _rehashed.get(), threads, progress, PoolError, passed
+    )
+    again, more = _digests(doubtful, {}, threads, progress, PoolError, None)
+    for file in (*others, *more):
+        raise ChangedInput(
+            f"{address(file)}: {_ANOTHER} Nothing is published; run the same command again."
+        )
+    return found | again
+
+
+_ANOTHER = "its content changed, and its size and times did not. What was kept of it is removed."
+
+
+def _digests(
+    files: Iterable[Path],
+    memory: dict[str, str] | None,
+    threads: int,
+    progress: Callable[[int], None] | None,
+    error: type[SigmergeError],
+    passed: Passed | None,
+) -> tuple[dict[Path, str], list[Path]]:
+    """Digests, and the files whose digests were believed to be others.
+
+    With a `memory` nothing else is believed.
+    """
     unique = sorted(set(files))
     todo = {file: _begun(file, error) for file in unique}
     known = {file: _known(one, memory) for file, one in todo.items()}
@@ -174,13 +249,15 @@ def file_digests(
 
     found: dict[Path, list[tuple[bytes, bool]]] = {}
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        for file, value, settled in pool.map(digest, runs):
+        each = pool.map if threads > 1 and len(runs) > 1 else map
+        for file, value, settled in each(digest, runs):
             found.setdefault(file, []).append((value, settled))
+    others = []
     for file, parts in found.items():
         known[file] = whole = combined(part for part, _ in parts)
-        if all(settled for _, settled in parts):
-            _remember(todo[file], whole, memory)
-    return {file: value for file, value in known.items() if value is not None}
+        if all(settled for _, settled in parts) and _is_another(todo[file], whole, memory):
+            others.append(file)
+    return {file: value for file, value in known.items() if value is not None}, others
 
 
 def unknown(files: Iterable[Path]) -> list[Path]:
@@ -202,7 +279,7 @@ def idle_notes() -> list[Path]:
 def _is_of_use(note: Path) -> bool:
     content = kept_json(note, {"file", "identity"})
     try:
-        return content is not None and identity(Path(content["file"])) == content["identity"]
+        return content is not None and _key(Path(content["file"])) == content["identity"]
     except OSError:
         return False
 
@@ -237,7 +314,19 @@ def _begun(file: Path, error: type[SigmergeError]) -> _File:
 def _known(one: _File, memory: dict[str, str] | None) -> str | None:
     if memory is not None:
         return memory.get(str(one.note))
-    return _noted(one.note, one.key) or _unkept.get(str(one.note))
+    return _believed(one)
+
+
+def _believed(one: _File) -> str | None:
+    """The digest that an earlier run, or this one, found of the very file."""
+    note = _note_of(one)
+    return _unkept.get(str(one.note)) or (str(note["sha256"]) if note else None)
+
+
+def _note_of(one: _File) -> dict[str, Any] | None:
+    """The note of a file, if it is whole and about this very file."""
+    content = kept_json(one.note, {"identity", "sha256"})
+    return content if content and content["identity"] == one.key else None
 
 
 def _hashed(
@@ -282,35 +371,33 @@ def _hashed_remote(
     return b"".join(value.digest() for value in leaves), remote.now() == remote
 
 
-def _remember(one: _File, digest: str, memory: dict[str, str] | None) -> None:
-    """Keep a digest for later runs, unless a write could leave the file's times as they are."""
+def _is_another(one: _File, digest: str, memory: dict[str, str] | None) -> bool:
+    """Keep a digest for later runs; whether another was believed, whose entries are removed then.
+
+    None is kept where a write could leave the file's times as they are.
+    """
     if not one.old:
-        return
+        return False
+    another = _believed(one) not in (None, digest)
+    if another:
+        for drop in when_contradicted:
+            drop(one.file, str(_believed(one)))
     if memory is not None:
         memory[str(one.note)] = digest
-        if (noted := _noted(one.note, one.key)) not in (None, digest):
-            _log.warning(
-                f"{one.file}: its content changed, and its size and times did not. What was kept "
-                "of it is removed."
-            )
-            for drop in when_contradicted:
-                drop(one.file, str(noted))
-    if not keep_json(one.note, {"file": str(one.file), "identity": one.key, "sha256": digest}):
+    content: dict[str, Any] = {"file": str(one.file), "identity": one.key, "sha256": digest}
+    if another or "another" in (_note_of(one) or {}):
+        content["another"] = True
+    if keep_json(one.note, content):
+        _unkept.pop(str(one.note), None)
+    else:
         _unkept[str(one.note)] = digest
+    return another
 
 
 def _identity(real: Path, status: os.stat_result) -> str:
     name = os.fsencode(real).decode(errors="backslashreplace")  # not every name is UTF-8
     times = f"{status.st_mtime_ns}|{status.st_ctime_ns}"
     return f"{name}|{status.st_dev}|{status.st_ino}|{status.st_size}|{times}"
-
-
-def _noted(note: Path, key: str) -> str | None:
-    """A digest from an earlier run, if the note is whole and about this very file."""
-    content = kept_json(note, {"identity", "sha256"})
-    if content is None or content["identity"] != key:
-        return None
-    return str(content["sha256"])
 
 
 def _old(status: os.stat_result) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sigmerge.errors import PoolError
+from sigmerge.errors import ChangedInput, PoolError
 from sigmerge.files.objects import RemoteFile, address, remote_file
 from sigmerge.messages import reason
 
@@ -54,8 +54,8 @@ def unchanged(before: Iterable[InputIdentity]) -> None:
             raise changed(address(one.file))
 
 
-def changed(file: Path | str) -> PoolError:
-    return PoolError(
+def changed(file: Path | str) -> ChangedInput:
+    return ChangedInput(
         f"{file}: changed while it was read. Nothing is published; run the same command again when "
         "the file does not change any more."
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sigmerge import kept
 from sigmerge.checkpoints.companions import tokenizer_files
+from sigmerge.checkpoints.inputs import hashed_again
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError, RecipeError
@@ -50,8 +51,9 @@ class CaptureJob:
                 f"capture {row.expert}",
                 row.as_json(),
                 peak_memory_bytes=row.peak_memory_bytes if row.state == "to do" else 0,
+                notes=hashed_again([one.checkpoint]),
             )
-            for row in rows
+            for one, row in zip(planned, rows, strict=True)
         ]
         return Description(tuple(steps), self.options.threads)
 

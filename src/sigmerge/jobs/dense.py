@@ -25,7 +25,7 @@ from sigmerge.checkpoints.companions import (
     token_clashes,
 )
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
-from sigmerge.checkpoints.inputs import fingerprint
+from sigmerge.checkpoints.inputs import fingerprint, hashed_again
 from sigmerge.checkpoints.pool import PoolMembers, kept_numbers, twins
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
@@ -180,7 +180,7 @@ class DenseJob:
             bytes_to_read=self.bytes_in(),
             bytes_to_write=self.layout.nbytes,
             peak_memory_bytes=self.peak_memory(threads),
-            notes=self.recipe.notes,
+            notes=(*self.recipe.notes, *hashed_again(pool.members.values())),
         )
 
 

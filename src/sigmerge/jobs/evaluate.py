@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.inputs import hashed_again
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.evaluation.how import How
@@ -37,13 +38,15 @@ class EvaluateJob:
 
         self._check_files()
         facts = describe(self.checkpoint, self.suite, self.split, self.how)
-        weights = open_checkpoint(self.checkpoint, allow_pickle=self.how.allow_pickle).nbytes
+        opened = open_checkpoint(self.checkpoint, allow_pickle=self.how.allow_pickle)
+        weights = opened.nbytes
         step = Step(
             "evaluate",
             facts,
             bytes_to_read=weights,
             peak_memory_bytes=LIBRARIES + 2 * weights,
             evaluation_calls=1,
+            notes=hashed_again([opened]),
         )
         return Description((step,), 1)
 

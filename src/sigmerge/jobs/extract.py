@@ -16,6 +16,7 @@ from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.computed import disagreements
 from sigmerge.checkpoints.folder import SHOWN, TURNED, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.header import encode_header
+from sigmerge.checkpoints.inputs import hashed_again
 from sigmerge.checkpoints.layers import Layer
 from sigmerge.checkpoints.pool import PoolMembers, differences, together
 from sigmerge.checkpoints.publishing import (
@@ -31,6 +32,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import INTERPRETER
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
+from sigmerge.files.digests import prove
 from sigmerge.files.identity import identify, unchanged
 from sigmerge.files.safe_open import remove
 from sigmerge.jobs.options import Description, Options, Step
@@ -124,6 +126,7 @@ class ExtractJob:
             bytes_to_read=sum(member.nbytes for member in pool.members.values()),
             bytes_to_write=4 * factors,
             peak_memory_bytes=INTERPRETER + 4 * factors + 32 * largest * self.options.threads,
+            notes=hashed_again(pool.members.values()),
         )
         return Description((step,), self.options.threads)
 
@@ -132,6 +135,7 @@ class ExtractJob:
         before = identify(file for member in pool.members.values() for file in member.files)
         found = self._found(pool)
         unchanged(before)
+        prove((one.file for one in before if not one.version), self.options.threads)
         tensors = found.tensors()
         if not tensors:
             why = (

@@ -18,7 +18,7 @@ import numpy as np
 
 from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
-from sigmerge.checkpoints.inputs import fingerprint
+from sigmerge.checkpoints.inputs import fingerprint, hashed_again
 from sigmerge.checkpoints.lazy import FormedTensor
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
@@ -150,6 +150,7 @@ def describe_occupancy(pool: PoolMembers, threads: int) -> Step:
         peak_memory_bytes=INTERPRETER
         + read_ahead(pool.members.values())
         + together * (largest * members + coordinates + formed),
+        notes=hashed_again(pool.members.values()),
     )
 
 

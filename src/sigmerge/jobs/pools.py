@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sigmerge.checkpoints.inputs import digested, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pool import PoolMembers, clash, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError, SigmergeWarning
-from sigmerge.files.digests import file_digests
+from sigmerge.files.digests import file_digests, prove
 from sigmerge.files.identity import InputIdentity, identify
 from sigmerge.files.objects import address
 from sigmerge.files.streaming_digest import Leaves
@@ -454,6 +454,8 @@ class PoolInputs:
     before: tuple[InputIdentity, ...]
     leaves: Leaves
     """Of remote files, what is hashed while it is read."""
+    proven: dict[Path, str] = field(default_factory=dict)
+    """Digests of what was hashed beside the work."""
 
     @classmethod
     def of(
@@ -480,7 +482,7 @@ class PoolInputs:
         """Hash beside the work what `digested` looks up after it; one thread is not shared."""
         if options.threads > 1:
             files = [one.file for one in self.before if one.file not in self.leaves]
-            file_digests(files, options.threads, step)
+            self.proven.update(prove(files, options.threads, step))
 
     def digested(self, options: Options) -> tuple[InputFile, ...]:
         """The files with their digests; PoolError if one changed since."""
@@ -492,7 +494,7 @@ class PoolInputs:
             hashed += count
             options.progress("hashing inputs", hashed, total)
 
-        found = digested(self.before, options.threads, progress, self.leaves.digest)
+        found = digested(self.before, options.threads, progress, self.leaves.digest, self.proven)
         known = {one.file: one for one in found}
         if hashed:  # the digests of the other files were known
             options.progress("hashing inputs", total, total)

@@ -14,6 +14,7 @@ from sigmerge import kept
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.inputs import hashed_again
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.errors import PoolError, RecipeError, require
@@ -95,6 +96,7 @@ def describe_profile(recipe: Recipe, pool: PoolMembers, options: Options) -> Ste
         facts,
         bytes_to_read=sum(member.nbytes for member in pool.members.values()),
         peak_memory_bytes=memory,
+        notes=hashed_again(pool.members.values()),
     )
 
 

@@ -27,6 +27,7 @@ from sigmerge.checkpoints.publishing import (
 )
 from sigmerge.checkpoints.writer import saved
 from sigmerge.errors import MissingExtra, PoolError, RecipeError, SigmergeError
+from sigmerge.files.digests import prove
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.identity import identify, unchanged
 from sigmerge.files.safe_open import open_regular, remove
@@ -74,6 +75,7 @@ def convert(file: Path, out: Path, dtype: str = "bfloat16", *, overwrite: bool =
                 _save_model(tensors, metadata, dtype, partial, file)
                 _save_tokenizer(file, metadata, partial)
             unchanged(before)
+            prove([file])
             publish(partial, target, overwrite=overwrite, durable=True)
         finally:
             remove(partial, if_possible=True)

@@ -16,7 +16,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
@@ -33,7 +33,7 @@ from sigmerge.checkpoints.publishing import sync_tree
 from sigmerge.checkpoints.writer import saved
 from sigmerge.engine.processes import process_pool
 from sigmerge.errors import OutputError, PoolError, RecipeError
-from sigmerge.files.digests import file_digests
+from sigmerge.files.digests import file_digests, prove
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.locks import only_writer
 from sigmerge.files.safe_open import remove, sync_folder
@@ -220,9 +220,11 @@ class RealTraining:
                     f"are trained alike; choose a new folder, or give those of {file}."
                 )
 
-    def _made_from(self, domain: str) -> dict[str, Any]:
+    def _made_from(
+        self, domain: str, read: Callable[[list[Path]], dict[Path, str]] = file_digests
+    ) -> dict[str, Any]:
         files = [self.data / "train" / f"{domain}.jsonl", *self.reference.glob("*.safetensors")]
-        sums = {file.name: digest for file, digest in sorted(file_digests(files).items())}
+        sums = {file.name: digest for file, digest in sorted(read(files).items())}
         return {"settings": asdict(self.settings), "sums": sums}
 
     def _record(self, domain: str) -> dict[str, Any] | None:
@@ -262,7 +264,7 @@ class RealTraining:
             model.to(torch.bfloat16).save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             sync_tree(partial)
-        if self._made_from(domain) != made:
+        if self._made_from(domain, prove) != made:
             remove(partial)
             raise PoolError(
                 f"{domain}: the reference or the training data changed while it was trained. It is "

@@ -1,0 +1,43 @@
+"""On which file systems a file's times prove that its content stayed (ruling 37)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+KEPT_HERE = frozenset(
+    {
+        "bcachefs", "btrfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "iso9660", "jfs", "nilfs2",
+        "overlay", "ramfs", "reiserfs", "rootfs", "squashfs", "tmpfs", "ubifs", "xfs", "zfs",
+    }
+)  # fmt: skip
+"""File systems whose times only the kernel of this machine sets: a write changes the ctime, which
+no program can put back. On others another machine, or a program, may change bytes and times."""
+TABLE = Path("/proc/self/mountinfo")
+
+
+def kept_elsewhere(files: Iterable[Path]) -> dict[Path, str]:
+    """Those of the files whose times prove nothing, each with the kind of its file system."""
+    try:
+        mounts = _mounts(TABLE.read_bytes())
+    except OSError:
+        mounts = {}
+    kinds = {file: _kind(file.resolve(), mounts) for file in files}
+    return {file: kind for file, kind in kinds.items() if kind not in KEPT_HERE}
+
+
+@lru_cache(maxsize=4)
+def _mounts(table: bytes) -> dict[Path, str]:
+    """The kind of what is mounted at each place; what was mounted last hides what was there."""
+    found = {}
+    for line in table.splitlines():
+        where, _, what = line.partition(b" - ")
+        place = re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), where.split()[4])
+        found[Path(place.decode(errors="surrogateescape"))] = what.split()[0].decode()
+    return found
+
+
+def _kind(real: Path, mounts: dict[Path, str]) -> str:
+    return next((mounts[place] for place in (real, *real.parents) if place in mounts), "unknown")
