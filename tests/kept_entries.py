@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sigmerge import kept
+from sigmerge.files import digests
 from sigmerge.files.cache import cache_place
 
 
@@ -28,6 +29,7 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> None:
     for name in ("_unkept", "_unkept_parts"):
         patch.setattr(kept, name, {})
     patch.setattr(kept, "_said", set())
+    patch.setattr(digests, "_read", {})
 
 
 def kept_root() -> Path:

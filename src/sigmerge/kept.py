@@ -160,7 +160,13 @@ class Derivation:
 
     def changed_roles(self, read: _Digests) -> list[str]:
         """Inputs whose content is not what the key says."""
-        return [role for role, then in self.input_digests.items() if self._now(role, read) != then]
+        try:
+            now: Mapping[str, str | None] = self.inputs.digests(read)
+        except ChangedInput:
+            raise
+        except PoolError:  # one is gone
+            now = {role: self._now(role, read) for role in self.inputs.files}
+        return [role for role, then in self.input_digests.items() if now[role] != then]
 
     def _now(self, role: str, read: _Digests) -> str | None:
         """The content of an input; None if it is gone."""

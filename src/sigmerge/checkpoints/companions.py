@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from fnmatch import translate
+from functools import cache, lru_cache
+from itertools import groupby
 from pathlib import Path
+from posixpath import basename, dirname
 from typing import Any
 
 from sigmerge.checkpoints.folder import INDEX, parted, read_json
@@ -188,11 +192,28 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
-    files = {file for pattern in patterns for file in folder.glob(pattern)}
-    for file in sorted(files):
+    for file in files_named(folder, patterns):
         if not file.is_dir() or file.is_symlink():
             check_file(folder, file)
             yield file
+
+
+def files_named(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """What a folder holds under names that match a pattern, at most one folder deeper, sorted.
+
+    The folder is listed once for all patterns: planning asks for this again and again.
+    """
+    found: set[Path] = set()
+    for home, own in groupby(sorted(patterns, key=dirname), dirname):
+        matching = _matcher(tuple(basename(pattern) for pattern in own))
+        with suppress(OSError):
+            found |= {file for file in (folder / home).iterdir() if matching(file.name)}
+    return sorted(found)
+
+
+@cache
+def _matcher(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    return re.compile("|".join(translate(pattern) for pattern in patterns)).match
 
 
 def vocabulary(folder: Path) -> dict[str, int] | bytes | None:

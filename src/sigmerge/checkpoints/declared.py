@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sigmerge.checkpoints.adapter_folders import home_of
-from sigmerge.checkpoints.companions import companion_files
+from sigmerge.checkpoints.companions import companion_files, files_named
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.inputs import same_configuration
 from sigmerge.checkpoints.remote import with_weights
@@ -71,7 +71,7 @@ def named(shown: Path, checkpoint: Checkpoint) -> Iterator[None]:
 
 def files_around(folder: Path) -> dict[str, Path]:
     """The files of a folder beside the weights that decide what a model is and how it reads."""
-    files = {file for pattern in AROUND for file in folder.glob(pattern) if file.is_file()}
+    files = {file for file in files_named(folder, AROUND) if file.is_file()}
     return {
         file.relative_to(folder).as_posix(): file for file in {*files, *companion_files(folder)}
     }

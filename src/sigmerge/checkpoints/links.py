@@ -26,6 +26,9 @@ def is_there(file: Path) -> bool:
 def check_file(folder: Path, file: Path) -> None:
     """Refuse a file of a checkpoint that is no regular file, or lies elsewhere behind links."""
     try:
+        status = file.lstat()
+        if stat.S_ISREG(status.st_mode) and file.parent == folder:
+            return
         real, mode = file.resolve(strict=True), file.stat().st_mode
     except (OSError, RuntimeError, ValueError) as error:
         raise PoolError(

@@ -26,7 +26,7 @@ from sigmerge.errors import ChangedInput, PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, keep_json, kept_json
 from sigmerge.files.mounts import kept_elsewhere
 from sigmerge.files.objects import RemoteFile, address, remote_file
-from sigmerge.files.safe_open import open_regular
+from sigmerge.files.safe_open import open_regular, regular_status
 
 GRAIN = 2_000_000_000
 """Nanoseconds. The coarsest clock of a file system in use: two writes within it can leave the same
@@ -48,8 +48,8 @@ _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=No
 when_contradicted: list[Callable[[Path, str], None]] = []
 """Called with a file and the digest that a note gave it, where reading it gives another."""
 _log = logging.getLogger(__name__)
-_unkept: dict[str, str] = {}
-"""Digests that no cache could keep, until the process ends: a job asks for them several times."""
+_read: dict[str, dict[str, Any]] = {}
+"""Notes as this process read or made them: a job asks for the same digests many times."""
 
 
 @contextmanager
@@ -83,8 +83,7 @@ def identity(file: Path) -> str:
 def _key(file: Path) -> str:
     if remote := remote_file(file):
         return remote.identity
-    real = file.resolve()
-    return _identity(real, real.stat())
+    return _identity(file, file.stat())
 
 
 def unproven(files: Iterable[Path]) -> list[Path]:
@@ -248,10 +247,11 @@ def _digests(
         return run[0].file, *(_passed(*run, passed) or _hashed(*run, progress, error))
 
     found: dict[Path, list[tuple[bytes, bool]]] = {}
-    with ThreadPoolExecutor(max(1, threads)) as pool:
-        each = pool.map if threads > 1 and len(runs) > 1 else map
-        for file, value, settled in each(digest, runs):
-            found.setdefault(file, []).append((value, settled))
+    if runs:
+        with ThreadPoolExecutor(max(1, threads)) as pool:
+            each = pool.map if threads > 1 and len(runs) > 1 else map
+            for file, value, settled in each(digest, runs):
+                found.setdefault(file, []).append((value, settled))
     others = []
     for file, parts in found.items():
         known[file] = whole = combined(part for part, _ in parts)
@@ -288,7 +288,6 @@ class _File(NamedTuple):
     """A file to be hashed, as it is when that begins."""
 
     file: Path
-    real: Path
     key: str
     size: int
     rule: LeafRule
@@ -304,11 +303,10 @@ class _File(NamedTuple):
 def _begun(file: Path, error: type[SigmergeError]) -> _File:
     if remote := remote_file(file):
         rule = leaf_rule(remote.size)
-        return _File(file, file, remote.identity, remote.size, rule, True, remote)
-    with open_regular(file, "a file to hash", error) as stream:
-        real, status = file.resolve(), os.fstat(stream.fileno())
-    rule, key = leaf_rule(status.st_size), _identity(real, status)
-    return _File(file, real, key, status.st_size, rule, _old(status))
+        return _File(file, remote.identity, remote.size, rule, True, remote)
+    status = regular_status(file, "a file to hash", error)
+    rule, key = leaf_rule(status.st_size), _identity(file, status)
+    return _File(file, key, status.st_size, rule, _old(status))
 
 
 def _known(one: _File, memory: dict[str, str] | None) -> str | None:
@@ -320,13 +318,16 @@ def _known(one: _File, memory: dict[str, str] | None) -> str | None:
 def _believed(one: _File) -> str | None:
     """The digest that an earlier run, or this one, found of the very file."""
     note = _note_of(one)
-    return _unkept.get(str(one.note)) or (str(note["sha256"]) if note else None)
+    return str(note["sha256"]) if note else None
 
 
 def _note_of(one: _File) -> dict[str, Any] | None:
     """The note of a file, if it is whole and about this very file."""
-    content = kept_json(one.note, {"identity", "sha256"})
-    return content if content and content["identity"] == one.key else None
+    content = _read.get(str(one.note)) or kept_json(one.note, {"identity", "sha256"})
+    if content is None or content["identity"] != one.key:
+        return None
+    _read[str(one.note)] = content
+    return content
 
 
 def _hashed(
@@ -341,7 +342,7 @@ def _hashed(
         return _hashed_remote(one.remote, begin, end, one.rule, progress)
     with open_regular(one.file, "a file to hash", error) as stream:
         value = leaf_digests(stream.fileno(), begin, end, one.rule, progress)
-        same = _identity(one.file.resolve(), os.fstat(stream.fileno())) == one.key
+        same = _identity(one.file, os.fstat(stream.fileno())) == one.key
     return value, same
 
 
@@ -387,15 +388,15 @@ def _is_another(one: _File, digest: str, memory: dict[str, str] | None) -> bool:
     content: dict[str, Any] = {"file": str(one.file), "identity": one.key, "sha256": digest}
     if another or "another" in (_note_of(one) or {}):
         content["another"] = True
-    if keep_json(one.note, content):
-        _unkept.pop(str(one.note), None)
-    else:
-        _unkept[str(one.note)] = digest
+    _read[str(one.note)] = content
+    keep_json(one.note, content)
     return another
 
 
-def _identity(real: Path, status: os.stat_result) -> str:
-    name = os.fsencode(real).decode(errors="backslashreplace")  # not every name is UTF-8
+def _identity(file: Path, status: os.stat_result) -> str:
+    """The name as it was given: a link that leads elsewhere now has another inode behind it."""
+    absolute = os.path.abspath(file)  # noqa: PTH100
+    name = os.fsencode(absolute).decode(errors="backslashreplace")  # not every name is UTF-8
     times = f"{status.st_mtime_ns}|{status.st_ctime_ns}"
     return f"{name}|{status.st_dev}|{status.st_ino}|{status.st_size}|{times}"
 

@@ -21,17 +21,25 @@ TABLE = Path("/proc/self/mountinfo")
 def kept_elsewhere(files: Iterable[Path]) -> dict[Path, str]:
     """Those of the files whose times prove nothing, each with the kind of its file system."""
     try:
-        mounts = _mounts(TABLE.read_bytes())
+        table = TABLE.read_bytes()
     except OSError:
-        mounts = {}
-    kinds = {file: _kind(file.resolve(), mounts) for file in files}
+        table = b""
+    kinds = {file: _kind(file, _device(file), table) for file in files}
     return {file: kind for file, kind in kinds.items() if kind not in KEPT_HERE}
+
+
+def _device(file: Path) -> int:
+    """Another one, if the name leads elsewhere by now."""
+    try:
+        return file.stat().st_dev
+    except OSError:
+        return 0
 
 
 @lru_cache(maxsize=4)
 def _mounts(table: bytes) -> dict[Path, str]:
     """The kind of what is mounted at each place; what was mounted last hides what was there."""
-    found = {}
+    found: dict[Path, str] = {}
     for line in table.splitlines():
         where, _, what = line.partition(b" - ")
         place = re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), where.split()[4])
@@ -39,5 +47,7 @@ def _mounts(table: bytes) -> dict[Path, str]:
     return found
 
 
-def _kind(real: Path, mounts: dict[Path, str]) -> str:
+@lru_cache(maxsize=4096)
+def _kind(file: Path, device: int, table: bytes) -> str:
+    mounts, real = _mounts(table), file.resolve()
     return next((mounts[place] for place in (real, *real.parents) if place in mounts), "unknown")

@@ -28,12 +28,29 @@ def open_regular(
     again afterwards, since the name may lead to another file by then. O_NONBLOCK keeps the opening
     of a FIFO from waiting; reading a regular file does not heed it.
     """
-    try:
-        _check(file, file.stat(), what, error)
+    with _told(file, what, error):
+        _check(file, os.stat(file), what, error)  # noqa: PTH116
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
         with FileIO(handle, "rb") as stream:
             _check(file, os.fstat(handle), what, error)
             yield stream
+
+
+def regular_status(
+    file: Path, what: str = "a file", error: type[SigmergeError] = SigmergeError
+) -> os.stat_result:
+    """The status of a regular file, which is not opened."""
+    with _told(file, what, error):
+        status = os.stat(file)  # noqa: PTH116
+        _check(file, status, what, error)
+        return status
+
+
+@contextmanager
+def _told(file: Path, what: str, error: type[SigmergeError]) -> Iterator[None]:
+    """What the system refuses is an error that names the file and what was expected of it."""
+    try:
+        yield
     except FileNotFoundError:
         raise error(f"{_short(file)}: no such file; {what} is expected.") from None
     except OSError as problem:
