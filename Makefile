@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
-BASE   := $(VENV)/.installed-base
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
 NATIVE := $(wildcard native/*)
@@ -15,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
-.PHONY: demo check fast test suite bench lint browser native sanitize wheel clean
+.PHONY: demo check fast test suite campaign bench lint browser native sanitize wheel clean
 .DEFAULT_GOAL := test
 
 # The pip that Python brings takes twice as long to find which packages fit together.
@@ -23,11 +22,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	-$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
 
-$(BASE): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
-	$(PIP) .
-	touch $@
-
-$(STAMP): $(BASE)
+$(STAMP): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) '.[dev]'
 	touch $@ $(DEMO)
 
@@ -63,11 +58,16 @@ test:
 fast suite: export OMP_NUM_THREADS := 1
 
 fast: $(STAMP)
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow and not campaign" $(FAST)
 
 # Files come in the order of tests/conftest.py, not by how many tests they have.
 suite: $(STAMP) | browser
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# What takes too long for every change: kills by chance, searches and trainings repeated, Ray.
+campaign: export OMP_NUM_THREADS := 1
+campaign: $(STAMP) | browser
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m campaign
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -44,6 +44,8 @@ LONG = (
 )
 """Files that take longest. They come first, so that none is left to one worker at the end."""
 
+MANY_OBJECTS = 50_000
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -63,6 +65,16 @@ def pytest_collection() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     gc.enable()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """What libraries brought when a test imported them stays, too: probes collect garbage often."""
+    result = yield
+    if gc.get_count()[2] and len(gc.get_objects()) > MANY_OBJECTS:
+        gc.collect()
+        gc.freeze()
     return result
 
 

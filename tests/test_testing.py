@@ -13,7 +13,11 @@ from sigmerge.operators.table import OPERATORS, operator
 from sigmerge.testing import check_operator
 
 OF_MATRICES = {name for name in OPERATORS if operator(name).solves}
-SETTINGS: dict[str, dict[str, Any]] = {"slerp": {"t": 0.5}, "nearswap": {"t": 0.5}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "slerp": {"t": 0.5},
+    "nearswap": {"t": 0.5},
+    "wudi": {"steps": 12},
+}
 COUNT = {"slerp": 1, "nuslerp": 2, "nearswap": 1, "arcee_fusion": 1, "passthrough": 1}
 
 

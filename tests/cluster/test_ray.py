@@ -161,6 +161,7 @@ def _journal(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.campaign
 def test_candidates_are_scored_by_tasks_as_they_are_by_threads(
     nodes: Any, pool: PoolOnDisk, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_candidates_are_scored_by_tasks_as_they_are_by_threads(
         assert weights(two / "winner") == weights(one / "winner")
 
 
+@pytest.mark.campaign
 def test_captures_by_tasks_and_a_merge_that_reads_them(nodes: Any, tmp_path: Path) -> None:
     for engine in ("local", "ray"):
         root = tmp_path / engine
@@ -197,6 +199,7 @@ def test_captures_by_tasks_and_a_merge_that_reads_them(nodes: Any, tmp_path: Pat
     assert weights(tmp_path / "ray/out") == weights(tmp_path / "local/out")
 
 
+@pytest.mark.campaign
 def test_a_suite_by_tasks_ends_in_the_same_store(nodes: Any, tmp_path: Path) -> None:
     made = make_pool(tmp_path / "pool", layers=2, dtype="bf16")
     content = definition(made, anchors=[{"name": "mean", "merge_method": "linear"}], repairs={})
@@ -254,6 +257,7 @@ def test_an_address_that_is_none_or_not_of_ray(monkeypatch: pytest.MonkeyPatch) 
         connect("auto", 1)
 
 
+@pytest.mark.campaign
 def test_a_node_that_leaves(nodes: Any, pool: PoolOnDisk, tmp_path: Path) -> None:
     """Its tasks, and results that lay there, are made again by the other node."""
     results = connect(None, 1).map(partial(tasks.slow, 0.3), range(8), str)
@@ -287,6 +291,7 @@ def test_gpus_that_no_node_has(nodes: Any, pool: PoolOnDisk, tmp_path: Path) -> 
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
         not torch.cuda.is_available(), reason="needs a GPU"))],
 )  # fmt: skip
+@pytest.mark.campaign
 def test_tasks_with_a_gpu(
     nodes: Any, pool: PoolOnDisk, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def stopped_at(place: str, *arguments: str | Path) -> Fork:
     return fork
 
 
+@pytest.mark.campaign
 def test_kills_by_chance() -> None:
     """docs/results/reliability.md has many, also of searches, which load models for each kill."""
     names = ("merge", "merge, repaired", "repair", "run")

@@ -49,6 +49,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
+@pytest.mark.campaign
 def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
     out, whole = tmp_path / "stopped", tmp_path / "whole"
     with pytest.raises(KeyboardInterrupt):

@@ -213,6 +213,7 @@ def test_a_searched_anchor_is_never_current(pool: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
+@pytest.mark.campaign
 def test_an_interrupted_run_does_not_search_again(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,7 +162,7 @@ def written(pool: PoolOnDisk, candidate: Mapping[str, Any]) -> Path:
     return pool.write(anchor.recipe(candidate["weights"], candidate["repair"]), "again.yaml")
 
 
-@pytest.mark.parametrize("die_at", [1, 4, 15])
+@pytest.mark.parametrize("die_at", [1, 15, pytest.param(4, marks=pytest.mark.campaign)])
 def test_a_killed_tuning_goes_on_to_the_same_bytes(
     die_at: int, pool: PoolOnDisk, whole: Path, tmp_path: Path
 ) -> None:

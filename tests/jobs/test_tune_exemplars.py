@@ -125,7 +125,7 @@ def test_what_was_scored_is_stored_and_made_again(
 
 
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("stop_at", [3, 7])
+@pytest.mark.parametrize("stop_at", [3, pytest.param(7, marks=pytest.mark.campaign)])
 def test_an_interrupted_tuning_goes_on_to_the_same_bytes(
     stop_at: int, pool: Path, whole: tuple[Path, TuneRecord, Watched], tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_member_answers_in_memory_as_from_its_folder(member: str) -> None:
     assert 0 < sum(answers) < len(answers)
 
 
+@pytest.mark.campaign
 def test_a_search_through_the_command(tmp_path: Path) -> None:
     out = tmp_path / "out"
     small = ["--population", "3", "--generations", "2", "--items", "8", "--estimator", "mean"]

@@ -12,6 +12,7 @@ import gc
 import importlib.util
 import sys
 import tempfile
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ import pytest
 HERE = Path(__file__).parent
 SKIPPED = "not environment and not no_memory and not test_vectors and not test_same_bytes"
 """Tests of another process, of the compiler, and of whole merges."""
+VARIANTS = 12
+"""Tests of a function that run here, spread over its parameters: all of them run without sanitizers."""
+
+
+class Sample:
+    """Some variants of every test."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        groups = groupby(items, lambda item: item.nodeid.partition("[")[0])
+        sampled = [list(group) for _, group in groups]
+        items[:] = [item for group in sampled for item in group[:: -(-len(group) // VARIANTS)]]
 
 
 def load(file: str) -> Any:
@@ -76,7 +88,7 @@ def main(module: str, formulas: int) -> int:
     left = left_behind(core)
     print(f"a thousand merges left {left} bytes behind")
     assert left < 8000
-    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", SKIPPED, str(HERE)]))
+    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", SKIPPED, str(HERE)], [Sample()]))
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ def test_upper_bits(
 
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("shift", [0, 1, 5, 8])
-@pytest.mark.parametrize("width", [1, 200, 1 << 22])
+@pytest.mark.parametrize("shift", [0, 5, 8])
+@pytest.mark.parametrize("width", [1, 200, 1 << 18])
 def test_patterns_inside_a_range(
     kinds: list[int], every: int, shift: int, width: int, tmp_path: Path
 ) -> None:
-    size, places = 40_000, (1 << 22 >> shift) + 1
+    size, places = 40_000, (1 << 18 >> shift) + 1
     pool = Pool(kinds, size, tmp_path, (0, 1), seed=5)
     first = [int(np.sort(patterns(pool, int(expert), 1))[size // 2]) for expert in EXPERTS]
     ranges = np.array([(one, width, shift) for one in first], np.int64)

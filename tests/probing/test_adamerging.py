@@ -29,10 +29,10 @@ def entropy(weights: tuple[float, ...]) -> float:
 
 def test_a_few_steps_lower_the_entropy() -> None:
     learnt = adamerging.learnt_weights(
-        POOL / REFERENCE, EXPERTS, START, POOL / PROBE, steps=6, rate=0.05
+        POOL / REFERENCE, EXPERTS, START, POOL / PROBE, steps=3, rate=0.05
     )
     assert entropy(learnt) < entropy((0.4,) * 5)
     again = adamerging.learnt_weights(
-        POOL / REFERENCE, EXPERTS, START, POOL / PROBE, steps=6, rate=0.05
+        POOL / REFERENCE, EXPERTS, START, POOL / PROBE, steps=3, rate=0.05
     )
     assert again == learnt and all(weight >= 0 for weight in learnt)

@@ -278,6 +278,7 @@ print(len(wanted))
 """
 
 
+@pytest.mark.campaign
 def test_killed_and_resumed_it_ends_in_the_same_content(tmp_path: Path) -> None:
     """Killed by SIGKILL at random moments, resumed each time."""
 

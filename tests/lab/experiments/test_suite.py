@@ -179,6 +179,7 @@ def finished(out: Path) -> int:
     return sum(pool["done"] for pool in pools.values())
 
 
+@pytest.mark.campaign
 def test_a_suite_that_ended_while_it_removed_a_repair_goes_on(
     pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_suite_that_ended_while_it_removed_a_repair_goes_on(
 
 
 @pytest.mark.parametrize(("jobs", "kills"), [("1", 4), ("2", 3)])
+@pytest.mark.campaign
 def test_a_suite_killed_again_and_again_ends_in_the_same_store(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str, kills: int
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_suite_killed_again_and_again_ends_in_the_same_store(
     assert {file.name for file in out.iterdir()} == {file.name for file in whole.out.iterdir()}
 
 
+@pytest.mark.campaign
 def test_jobs_side_by_side_end_in_the_same_store(pool: PoolOnDisk, tmp_path: Path) -> None:
     """Two processes, two pools whose order in the store is that of the suite."""
     other = make_pool(tmp_path / "other", layers=2, dtype="bf16", seed=9)

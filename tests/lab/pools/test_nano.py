@@ -31,6 +31,7 @@ def smallest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield train(tmp_path_factory.mktemp("smallest") / "pool", 0, "smallest", measure=few_scores)
 
 
+@pytest.mark.campaign
 def test_the_same_seed_gives_the_same_bytes(
     smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

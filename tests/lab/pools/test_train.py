@@ -47,6 +47,7 @@ def answer(folder: Path, prompt: str) -> str:
     return str(tokenizer.decode(new, skip_special_tokens=True))
 
 
+@pytest.mark.campaign
 def test_experts_trained_side_by_side_are_those_trained_in_turn(
     made: RealTraining, tmp_path: Path
 ) -> None:
