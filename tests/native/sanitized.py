@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 SKIPPED = "not environment and not no_memory and not test_vectors and not test_same_bytes"
 """Tests of another process, of the compiler, and of whole merges."""
 VARIANTS = 12
-"""Tests of a function that run here, spread over its parameters: all of them run without sanitizers."""
+"""Of every test at most, spread over its parameters; all of them run without sanitizers."""
 
 
 class Sample:
@@ -88,7 +88,9 @@ def main(module: str, formulas: int) -> int:
     left = left_behind(core)
     print(f"a thousand merges left {left} bytes behind")
     assert left < 8000
-    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", SKIPPED, str(HERE)], [Sample()]))
+    return int(
+        pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", SKIPPED, str(HERE)], [Sample()])
+    )
 
 
 if __name__ == "__main__":
