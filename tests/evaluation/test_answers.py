@@ -79,67 +79,12 @@ def _evaluation(place: Path, **how: Any) -> Evaluation:
     return Evaluation(place / "tiny", load_suite(place / "own.yaml"), How(**how))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "generation_config.json",
-        "merges.txt",
-        "vocab.txt",
-        "q.tiktoken",
-        "t.model",
-        "c.jinja",
-        "m.py",
-        "source.spm",
-        "vocab.bpe",
-        "model.safetensors",
-        "config.json",
-        "tokenizer.json",
-    ],
-)
-def test_each_file_that_decides_an_answer_is_in_its_key(place: Path, name: str):
-    before, file = _key(place), place / "tiny" / name
-    if file.is_file() and name == "model.safetensors":
-        other = write_tiny(place / "other", seed=1)
-        file.write_bytes((other / name).read_bytes())
-    else:
-        file.write_text(file.read_text() + "\n" if file.is_file() else "{}")
-    assert _key(place) != before
-    assert (_evaluation(place).shown / name).is_file()
-
-
-def test_nothing_else_is_shown_to_the_libraries(place: Path):
-    """Of what the key does not name nothing can be read."""
-    (place / "tiny/notes.md").write_text("x")
-    (place / "tiny/checkpoint-1").mkdir()
-    before = _key(place)
-    evaluation = _evaluation(place)
-    assert {"notes.md", "checkpoint-1"}.isdisjoint(file.name for file in evaluation.shown.iterdir())
-    (place / "tiny/notes.md").write_text("y")
-    assert _key(place) == before
-
-
-def _a_gpu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(generate, "model_device", lambda: "cuda")
-
-
 def _libraries(name: str) -> Callable[[pytest.MonkeyPatch], None]:
     def change(patch: pytest.MonkeyPatch) -> None:
         known = kept._version
         patch.setattr(kept, "_version", lambda lib: "another" if lib == name else known(lib))
 
     return change
-
-
-@pytest.mark.parametrize(
-    "change", [_a_gpu, *map(_libraries, ("torch", "transformers", "tokenizers"))]
-)
-def test_the_device_and_the_libraries_are_in_the_key(
-    place: Path, monkeypatch, change: Callable[[pytest.MonkeyPatch], None]
-):
-    """Case C: float32 answers of processor cores are not those of a GPU in bfloat16."""
-    before = _key(place)
-    change(monkeypatch)
-    assert _key(place) != before
 
 
 def test_auto_is_what_it_means_here(place: Path, monkeypatch):

@@ -192,31 +192,6 @@ def test_what_scores_sees_the_declared_files_and_may_write_beside_them(tmp_path:
 
 
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("change", ["settings", "files", "libraries", "new file"])
-def test_each_thing_that_scores_is_in_the_key(change: str, tmp_path: Path) -> None:
-    folder, asked = make_pool(tmp_path, layers=1).reference, list[Path]()
-    script = tmp_path / "script.py"
-    script.write_text("1")
-    given: dict[str, Any] = {"settings": {"limit": 1}, "files": {"0": script}, "libraries": ()}
-    scorer = counted(lambda f: asked.append(f) or {"math": 0.5}, lambda: ScoredBy(**given))
-    for _ in range(2):
-        scorer(folder)
-    assert len(asked) == 1
-    if change == "settings":
-        given["settings"] = {"limit": 2}
-    elif change == "files":
-        script.write_text("2")
-    elif change == "libraries":
-        given["libraries"] = ("numpy",)
-    else:
-        given["files"] = {"0": script, "1": tmp_path / "more.py"}
-        (tmp_path / "more.py").write_text("")
-    for _ in range(2):
-        scorer(folder)
-    assert len(asked) == 2
-
-
-@pytest.mark.usefixtures("own_cache")
 def test_scores_of_what_changed_meanwhile_are_not_kept(tmp_path: Path) -> None:
     """A command that writes a file that it names, and a callable that changes itself."""
     folder, script = make_pool(tmp_path, layers=1).reference, tmp_path / "script.py"

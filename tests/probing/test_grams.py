@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,70 +74,6 @@ def test_an_expert_s_own_code_is_part_of_what_is_measured(pool: PoolOnDisk) -> N
     assert after.views["sign"] == before.views["sign"]
     shutil.rmtree(pool.root / ".sigmerge")
     assert profiled(pool) == after
-
-
-def _append(name: str) -> Callable[[PoolOnDisk], None]:
-    def change(pool: PoolOnDisk) -> None:
-        file = pool.root / name
-        file.write_bytes((file.read_bytes() if file.exists() else b"") + b" ")
-
-    return change
-
-
-def _flip(name: str) -> Callable[[PoolOnDisk], None]:
-    def change(pool: PoolOnDisk) -> None:
-        content = bytearray((pool.root / name).read_bytes())
-        content[-1] ^= 1
-        (pool.root / name).write_bytes(content)
-
-    return change
-
-
-READ_BY_GRAMS = {
-    "weights": _flip("math/model.safetensors"),
-    "configuration": _append("math/config.json"),
-    "code": _append("math/modeling_own.py"),
-    "tokenizer": _append("reference/tokenizer.json"),
-    "tokenizer's settings": _append("reference/tokenizer_config.json"),
-    "tokenizer's code": _append("reference/tokenization_own.py"),
-    "prompts": _append("probe.jsonl"),
-}
-
-
-@pytest.mark.parametrize("what", READ_BY_GRAMS)
-def test_grams_are_kept_under_all_that_decides_them(pool: PoolOnDisk, what: str) -> None:
-    before = grams(pool).full
-    READ_BY_GRAMS[what](pool)
-    assert grams(pool).full != before
-
-
-def test_grams_are_kept_under_their_settings_and_libraries(
-    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = grams(pool)
-    key = plain.full
-    assert grams(pool, trust=True).core != plain.core
-    monkeypatch.setattr("sigmerge.kept._version", lambda library: f"another {library}")
-    assert (grams(pool).core, grams(pool).full != key) == (plain.core, True)
-    assert {*plain.runtime} == {"tokenizers", "torch", "transformers"}
-
-
-READ_BY_SIGNATURES = {
-    "reference": _flip("reference/model.safetensors"),
-    "expert": _flip("coding/model.safetensors"),
-    "configuration": _append("coding/config.json"),
-}
-
-
-@pytest.mark.parametrize("what", READ_BY_SIGNATURES)
-def test_signatures_are_kept_under_all_that_decides_them(pool: PoolOnDisk, what: str) -> None:
-    before = sums(pool).full
-    READ_BY_SIGNATURES[what](pool)
-    assert sums(pool).full != before
-
-
-def test_signatures_without_the_check_of_numbers_are_others(pool: PoolOnDisk) -> None:
-    assert sums(pool, allow_nonfinite=True).full != sums(pool).full
 
 
 def test_a_file_that_is_not_declared_is_not_seen(pool: PoolOnDisk) -> None:

@@ -312,7 +312,11 @@ class Evaluation:
         answered: dict[str, Any] = {"backend": "none", "dtype": "none"}
         libraries: tuple[str, ...] = ()
         if mark.answers:
-            answered = {"backend": how.backend, **resolved(how.backend, self.dtype)}
+            answered = {
+                "backend": how.backend,
+                "trust_remote_code": how.trust_remote_code,
+                **resolved(how.backend, self.dtype),
+            }
             libraries = ANSWERING[how.backend]
         settings = {**self.settings(name), **answered, **own.settings}
         return ScoredBy(settings, own.files, (*libraries, *own.libraries))
