@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sigmerge import kept
-from sigmerge.checkpoints.remote import stand_in, target
+from sigmerge.checkpoints.remote import stand_in, target, with_weights
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.files import digests
 from sigmerge.files.digests import file_digests
@@ -123,6 +123,28 @@ def test_copies_of_remote_folders_are_listed_and_go(remote: Path):
     assert listing().entries == ()
 
 
+@pytest.mark.parametrize("file", ["objects.json", "model/config.json", "model/model.safetensors",
+                                  "whole/model/config.json"])  # fmt: skip
+def test_a_copy_of_a_remote_folder_is_verified(remote: Path, file: str):
+    with_weights(remote / "model")
+    assert all(entry.sound for entry in listing(verify=True).entries)
+    content = (remote / file).read_bytes()
+    (remote / file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert [entry.name for entry in listing(verify=True).damaged] == ["remote"]
+
+
+def test_copies_of_remote_folders_are_bounded(remote: Path, monkeypatch: pytest.MonkeyPatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("SIGMERGE_CACHE_SIZE", "1")
+    for name in ("one", "two"):
+        assert remote.exists()  # it was used today
+        fsspec.filesystem("memory").pipe(f"/cached/{name}/config.json", b"{}")
+        stand_in(f"memory://cached/{name}")
+        if name == "one":
+            os.utime(remote / STAND_IN_RECORD, (1, 1))
+    assert not remote.exists() and stand_in("memory://cached/one").exists()
+
+
 def test_a_result_on_its_way_to_a_store_is_no_entry(remote: Path):
     on_its_way = target("memory://cached/result")
     (on_its_way / "half").mkdir(parents=True)
@@ -145,6 +167,7 @@ def test_digests_are_listed_and_those_of_changed_files_go(
     files[2].unlink()
     [damaged] = [note for note in digests.notes() if str(files[3]) in note.read_text()]
     damaged.write_text("{")
+    assert [entry.name for entry in listing(verify=True).damaged] == ["digests"]
     before = {*digests.notes()}
     [entry] = [entry for entry in prune().entries if entry.name == "digests"]
     assert entry.of == "3 files" and damaged in before - {*digests.notes()}

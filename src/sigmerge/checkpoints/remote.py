@@ -16,8 +16,10 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,6 +38,7 @@ from sigmerge.files.objects import (
     url_of,
 )
 from sigmerge.files.safe_open import is_regular, remove
+from sigmerge.kept import size_limit
 
 COPIED_WHOLE = (
     ".json", ".jsonl", ".txt", ".md", ".yaml", ".jinja", ".py", ".model", ".tiktoken", ".spm",
@@ -76,6 +79,7 @@ def stand_in(url: str) -> Path:
         there = False
     if not there:
         _make_stand_in(place, about, found)
+        _bound()
     with suppress(OSError):
         os.utime(place / STAND_IN_RECORD)  # it is used now
     return place / name
@@ -89,6 +93,30 @@ def stand_ins() -> dict[Path, str]:
         if not place.name.startswith(_OUT):
             found[place] = str(record["url"]) if record else ""
     return found
+
+
+def is_sound(place: Path) -> bool:
+    """Whether a stand-in, and its copy with weights, hold what was put there; reads their bytes."""
+    record = kept_json(place / STAND_IN_RECORD, {"url", "name", "files"})
+    if record is None or not _has_files(place, record):
+        return False
+    copy = _copy_of(place / record["name"])
+    return not copy.parent.exists() or _is_copy(copy)
+
+
+def _bound() -> None:
+    """Remove stand-ins that nobody used for a day, the oldest first, until the others fit."""
+    with suppress(OSError):
+        used = [(place, (place / STAND_IN_RECORD).stat().st_mtime) for place in stand_ins()]
+        sizes = {
+            place: sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+            for place, _ in used
+        }
+        for place, last in sorted(used, key=itemgetter(1)):
+            if time.time() - last < 86400 or sum(sizes.values()) <= size_limit():
+                break
+            remove(place, if_possible=True)
+            del sizes[place]
 
 
 def _stubs(found: Mapping[str, RemoteFile]) -> dict[str, list[Any]]:
@@ -105,8 +133,12 @@ def _is_whole(place: Path, name: str, about: Mapping[str, Any]) -> bool:
     record = kept_json(place / STAND_IN_RECORD, {"files"})
     if record is None or any(record.get(key) != value for key, value in about.items()):
         return False
+    return _has_files(place, record)
+
+
+def _has_files(place: Path, record: Mapping[str, Any]) -> bool:
     try:
-        return _digests(place / name, record["files"]) == record["files"]
+        return _digests(place / record["name"], record["files"]) == record["files"]
     except (OSError, TypeError):
         return False
 
@@ -164,7 +196,7 @@ def with_weights(folder: Path) -> Path:
     if found is None:
         return folder
     _, own = found
-    copy = own.parent / ("copy" if own.name == "whole" else "whole") / own.name
+    copy = _copy_of(own)
     if not _is_copy(copy):
         remove(copy.parent)
         with tempfile.TemporaryDirectory(dir=own.parent, prefix=".") as room:
@@ -178,7 +210,12 @@ def with_weights(folder: Path) -> Path:
             }
             write_note(made.parent / COPY_RECORD, {"stand_in": own.parent.name, "files": files})
             _move(made.parent, copy.parent, copy.parent / COPY_RECORD)
+        _bound()
     return copy
+
+
+def _copy_of(own: Path) -> Path:
+    return own.parent / ("copy" if own.name == "whole" else "whole") / own.name
 
 
 def _is_copy(copy: Path) -> bool:

@@ -271,6 +271,11 @@ def notes() -> list[Path]:
     return sorted(cache_place("digests").glob("*"))
 
 
+def is_whole(note: Path) -> bool:
+    """Whether a note is as it was written."""
+    return kept_json(note, {"file", "identity", "sha256"}) is not None
+
+
 def idle_notes() -> list[Path]:
     """Notes of no use: damaged ones, and those of files that are gone or others now."""
     return [note for note in notes() if not _is_of_use(note)]

@@ -6,16 +6,17 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sigmerge import kept
-from sigmerge.checkpoints.remote import stand_ins
+from sigmerge.checkpoints.remote import is_sound, stand_ins
 from sigmerge.checkpoints.writer import parse_size
 from sigmerge.errors import OutputError
-from sigmerge.files.digests import idle_notes, notes
+from sigmerge.files.digests import idle_notes, is_whole, notes, rehashing
 from sigmerge.files.objects import STAND_IN_RECORD
 from sigmerge.files.safe_open import remove
 from sigmerge.kept import Listed
@@ -63,11 +64,12 @@ class CacheListing:
 def listing(pools: Sequence[Path] = (), *, verify: bool = False) -> CacheListing:
     """Every entry of the user's cache and of these pools; `verify` reads all their bytes."""
     _check(pools)
-    others = (*_stand_ins(), *_digests(notes()))
-    return _over(pools, lambda root: kept.listing(root, verify=verify), others)
+    with rehashing() if verify else nullcontext():
+        others = (*_stand_ins(verify), *_digests(notes(), verify))
+        return _over(pools, lambda root: kept.listing(root, verify=verify), others)
 
 
-def _stand_ins() -> Iterator[Listed]:
+def _stand_ins(verify: bool = False) -> Iterator[Listed]:
     """Copies of remote folders: headers and small files, or all of one that was loaded."""
     for place, url in stand_ins().items():
         files = tuple(file for file in place.rglob("*") if file.is_file())
@@ -76,18 +78,18 @@ def _stand_ins() -> Iterator[Listed]:
         size = sum(file.stat().st_size for file in files)
         yield Listed(
             place.parent, "remote", url, place.name, size, place.stat().st_mtime, used, {}, {},
-            (place, *files), bool(url),
+            (place, *files), bool(url) and (not verify or is_sound(place)),
         )  # fmt: skip
 
 
-def _digests(found: Sequence[Path]) -> Iterator[Listed]:
+def _digests(found: Sequence[Path], verify: bool = False) -> Iterator[Listed]:
     """All notes of digests as one entry: there is one of every file that was read."""
     if found:
         times = [note.stat().st_mtime for note in found]
         size = sum(note.stat().st_size for note in found)
         yield Listed(
             found[0].parent, "digests", f"{len(found):,} files", "", size, min(times), max(times),
-            {}, {}, tuple(found), True,
+            {}, {}, tuple(found), not verify or all(map(is_whole, found)),
         )  # fmt: skip
 
 
