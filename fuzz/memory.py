@@ -5,12 +5,12 @@
 A scenario is a pool, its recipes, a suite, the programs that score it, and a cache that only grows.
 Before each run of a command something changes by chance: weights, a configuration, a tokenizer, a
 program or a file that it reads, an operator or a score in Python or a module that these import,
-exemplars, records, settings of a recipe or a suite, the version of a library or the package's own
-code, or bytes of the cache. States come back, so that old entries
-would be found under a wrong key. Some runs are killed first, and what they leave beside the output
-stays; often something changes once more before the same command runs again. Each result is compared
-with that of the same command with an empty cache and nothing beside its output: there must be no
-difference.
+exemplars, records, settings of a recipe or a suite, the file system that the pool seems to lie on,
+the version of a library or the package's own code, or bytes of the cache. States come back, so that
+old entries would be found under a wrong key. Some runs are killed first, and what they leave beside
+the output stays; often something changes once more before the same command runs again. Each result
+is compared with that of the same command with an empty cache and nothing beside its output: there
+must be no difference.
 
 A run is a fork of this process, which has everything loaded.
 """
@@ -43,7 +43,7 @@ from fuzz.kills import TIMES, bytes_of
 from sigmerge import kept
 from sigmerge.cli.main import main as command_line
 from sigmerge.errors import SigmergeError
-from sigmerge.files import sources
+from sigmerge.files import mounts, sources
 from sigmerge.files.safe_open import remove
 from sigmerge.files.scratch import remove_stale
 
@@ -223,6 +223,12 @@ def _own(name: str, text: str) -> Callable[[Scenario, int], None]:
     return lambda now, number: now.write(f"{name}.py", text.format(salt=number))
 
 
+def _mounts(now: Scenario, number: int) -> None:
+    kind = ["ext4", "nfs4", "fuse"][number]
+    lines = ["1 1 0:1 / / rw - ext4 x rw\n", f"2 1 0:2 / {now.pool.resolve()} rw - {kind} x rw\n"]
+    now.write("mounts", "".join(lines))
+
+
 def _nothing(_: Scenario, __: int) -> None:
     """What a run patches: versions and code."""
 
@@ -243,11 +249,12 @@ CHANGES: dict[str, Callable[[Scenario, int], None]] = {
     "records": _records,
     "recipes": _recipes,
     "suite": _suite,
+    "file system": _mounts,
     "a library": _nothing,
     "own code": _nothing,
 }
-DECIDES_NOTHING = ("a library", "own code")
-"""A run only says that they are others; what it computes stays."""
+DECIDES_NOTHING = ("a library", "own code", "file system")
+"""A run says at most that they are others; what it computes stays."""
 LAST = {
     "run": "run.json",
     "tune": "tune.json",
@@ -464,6 +471,7 @@ class Campaign:
         version, code, read, grown = kept._version, kept.code_digest, kept._read, kept._grown
         library, own = self.now.state["a library"], self.now.state["own code"]
         found: list[str] = []
+        mounts.TABLE = self.now.root / "mounts"
 
         def reading(folder: Path, key: str) -> Any:
             entry = read(folder, key)
