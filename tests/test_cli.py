@@ -62,8 +62,7 @@ def test_dry_run_is_true_and_writes_nothing(
     told = sigmerge(*how, "--dry-run")
     assert told.code == 0 and tree(pool.root) == before
     assert told.json["bytes_to_write"] == told.json["steps"][0]["bytes_to_write"]
-    [step] = told.json["steps"]
-    plan = {**step["facts"], **step}
+    [plan] = told.json["steps"]
     done = sigmerge(*how).json
     files = sorted((pool.root / "out").glob("*.safetensors"))
     assert plan["files"] == [file.name for file in files]

@@ -13,7 +13,7 @@ import sigmerge
 from sigmerge import api
 from sigmerge.cli.ending import app
 from sigmerge.jobs.demo import DEMO_ANCHORS
-from sigmerge.jobs.options import Description, Step
+from sigmerge.jobs.steps import AnalyzeStep, Description, ScoreStep
 from sigmerge.lab.experiments.store import open_read_only
 from sigmerge.nano.files import POOL
 from tests.command_line import sigmerge as command
@@ -78,7 +78,7 @@ def test_an_error_ends_the_plan(pool: PoolOnDisk, tmp_path: Path) -> None:
 
 def test_a_demo_is_the_steps_of_its_runs(tmp_path: Path) -> None:
     found = sigmerge.demo.plan(tmp_path / "new")
-    made = [step.facts["operator"] for step in found.steps if step.name == "merge"]
+    made = [step.operator for step in found.steps if step.name == "merge"]
     assert made == [*DEMO_ANCHORS] and not (tmp_path / "new").exists()
     (tmp_path / "mine.txt").write_text("mine")
     assert command("demo", tmp_path, "--dry-run").code == 4
@@ -88,7 +88,7 @@ def test_anchors_count_their_evaluations(pool: PoolOnDisk, tmp_path: Path) -> No
     content = definition(pool)
     found = sigmerge.anchors.plan(write(tmp_path, content))
     [step] = found.steps
-    assert step.facts["anchors"] == [each["name"] for each in content["anchors"]]
+    assert list(step.anchors) == [each["name"] for each in content["anchors"]]
     assert found.evaluation_calls == len(pool.experts) + len(content["anchors"])
     stored = sum(2 * weight.size for weight in read_weights(pool.reference).values())
     assert found.bytes_to_write == len(content["anchors"]) * stored
@@ -103,9 +103,9 @@ def test_an_analysis_counts_runs_and_writes_nothing(tmp_path: Path) -> None:
     before = tree(tmp_path)
     ran = command("analyze", tmp_path, "--dry-run", "--json")
     [step] = ran.json["steps"]
-    assert step["facts"]["out"] == str(tmp_path / "analysis") and tree(tmp_path) == before
+    assert step["out"] == str(tmp_path / "analysis") and tree(tmp_path) == before
     with open_read_only(store) as opened:
-        assert step["facts"]["runs"] == len(opened.frames().runs) > 100
+        assert step["runs"] == len(opened.frames().runs) > 100
     assert command("analyze", tmp_path / "none.sqlite", "--dry-run").code == 5
 
 
@@ -116,17 +116,21 @@ def test_a_probe_file_is_drawn_and_not_written(tmp_path: Path) -> None:
     assert ran.code == 0 and not out.exists()
     [step] = ran.json["steps"]
     done = command(*how).json
-    assert step["facts"]["prompts"] == done["domains"] and done["prompts"] == 15
+    assert step["prompts"] == done["domains"] and done["prompts"] == 15
     assert step["bytes_to_write"] == out.stat().st_size
     assert command(*how, "--dry-run").code == 2
 
 
 def test_a_description_displays_its_steps() -> None:
-    step = Step("<merge>", {}, 2_000_000, 1_000_000, 3_000_000, notes=("a <note>",))
-    found = Description((step, Step("score", {}, evaluation_calls=12)), 2)
+    analyze = AnalyzeStep(
+        runs=1, split="<evaluation>", out="out", bytes_to_read=2_000_000, bytes_to_write=1_000_000,
+        peak_memory_bytes=3_000_000, notes=("a <note>",),
+    )  # fmt: skip
+    score = ScoreStep(source="file", split="x", checkpoints=1, evaluation_calls=12)
+    found = Description((analyze, score), 2)
     assert rows(found) == [
         "step|reads|writes|memory at most|evaluation calls",
-        "<merge>|2 MB|1 MB|3 MB|0", "score|0 B|0 B|0 B|12",
+        "analyze|2 MB|1 MB|3 MB|0", "score|0 B|0 B|0 B|12",
         "in all|2 MB|1 MB|3 MB|12",
     ]  # fmt: skip
     assert "a <note>" in displayed(found).words

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 
 from sigmerge.checkpoints.remote import place_of, target
 from sigmerge.errors import RecipeError
-from sigmerge.jobs.options import Description, Keywords, Options
+from sigmerge.jobs.options import Keywords, Options
+from sigmerge.jobs.steps import Description
 from sigmerge.messages import shown as named
 from sigmerge.messages import unknown
 from sigmerge.progress import shown, silent
@@ -155,8 +156,8 @@ def capture(
 
     >>> shown = [{**one, "exemplars": f"pool/exemplars/{one['name']}.jsonl"} for one in experts]
     >>> reading = {**recipe, "merge_method": "regmean", "models": shown, "repair": None}
-    >>> sigmerge.capture.plan(reading).steps[0].name
-    'capture math'
+    >>> sigmerge.capture.plan(reading).steps[0].expert
+    'math'
     """
     from sigmerge.jobs.capture import CaptureJob
 
@@ -425,7 +426,7 @@ def suite(
     `pools` are folders that take the place of the suite's own. `jobs` processes make the runs; more
     than one need a script that is guarded by `if __name__ == "__main__":`.
 
-    >>> sigmerge.suite.plan("nano-study", "study").steps[0].facts["runs"]
+    >>> sigmerge.suite.plan("nano-study", "study").steps[0].runs
     145
     """
     from sigmerge.lab.experiments.runner import SuiteJob

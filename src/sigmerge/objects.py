@@ -21,8 +21,9 @@ from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.dense import merge_into, plan_dense
 from sigmerge.jobs.merge import MergeJob, anchor_and_repair, check_scores
-from sigmerge.jobs.options import Description, Keywords, Options
+from sigmerge.jobs.options import Keywords, Options
 from sigmerge.jobs.pools import open_merge_pool
+from sigmerge.jobs.steps import Description
 from sigmerge.messages import counted, size
 from sigmerge.methods import Method
 from sigmerge.operators.base import Operator

@@ -60,5 +60,5 @@ def test_a_dry_run_estimates_the_time(tmp_path: Path) -> None:
     ran = sigmerge("merge", recipe, tmp_path / "out", "--dry-run", "--threads", "2")
     assert "time    about 0.4 s with the inputs in memory, 0.1 s at least" in ran.out
     counted = sigmerge("merge", recipe, tmp_path / "out", "--dry-run", "--threads", "2", "--json")
-    facts = counted.json["steps"][0]["facts"]
+    facts = counted.json["steps"][0]
     assert counted.json["seconds"] == seconds("ties", facts["coordinates"], 3, 2)

@@ -99,7 +99,7 @@ def test_outdated_answers_are_named_and_taken_only_where_that_is_asked(place: Pa
     again = sigmerge(*words, "--reuse").json
     assert (again["reused_items"], again["macro"]) == (12, first["macro"])
     told = sigmerge(*words, "--dry-run")
-    assert told.json["steps"][0]["facts"]["items_to_score"] == 12
+    assert told.json["steps"][0]["items_to_score"] == 12
     assert "12 answers of said" in told.err and "not used without --reuse" in told.err
     anew = evaluate(place / "tiny", str(place / "own.yaml"), "all")
     assert anew["reused_items"] == 0

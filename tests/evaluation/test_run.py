@@ -519,6 +519,6 @@ def test_a_dry_run_loads_no_model_and_makes_no_folder(place: Path, tmp_path: Pat
     assert 0 < described.bytes_to_read <= weights < described.peak_memory_bytes
     assert described.evaluation_calls == 1
     assert list(tmp_path.iterdir()) == []
-    assert sum(described.steps[0].facts["items"].values()) > 0
+    assert sum(described.steps[0].items.values()) > 0
     text = "\n".join(description_lines(described))
     assert "on the calibration split of own" in text and not set("{}[]'") & set(text)

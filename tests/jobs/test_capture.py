@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from tests.probing import models  # noqa: E402
 def planned(content: Any) -> list[dict[str, Any]]:
     """The captures of a dry run."""
     loaded = content if isinstance(content, Recipe) else load_recipe(content)
-    return [step.facts for step in CaptureJob(loaded, Options()).describe().steps]
+    return [step.as_json() for step in CaptureJob(loaded, Options()).describe().steps]
 
 
 DATA = ("fisher", "regmean", "lot", "cat")
@@ -499,16 +499,16 @@ def test_a_plan_counts_the_captures_it_needs(pool: Path) -> None:
 
     def plan() -> dict[str, Any]:
         step = plan_dense(loaded, Options()).describe(1)
-        return {**step.facts, **asdict(step)}
+        return step.as_json()
 
     sigmerge.capture(loaded, experts=["coding"])
     before = plan()
     rows = planned(loaded)
-    assert before["to_capture"] == ["math"]
+    assert before["to_capture"] == ("math",)
     assert before["peak_memory_bytes"] >= rows[0]["peak_memory_bytes"]
     assert before["notes"][-1] == "capture.labels: regmean does not read it"
     sigmerge.capture(loaded)
-    assert plan()["to_capture"] == []
+    assert plan()["to_capture"] == ()
     assert plan()["peak_memory_bytes"] < before["peak_memory_bytes"]
 
 

@@ -57,7 +57,7 @@ def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
     assert (out / "linear/run.json").exists()
     assert not (out / "ties/run.json").exists()
     left = sigmerge.demo.plan(out, calls=0)
-    assert [step.facts["operator"] for step in left.steps if step.name == "merge"] == ["ties"]
+    assert [step.operator for step in left.steps if step.name == "merge"] == ["ties"]
     went_on, expected = sigmerge.demo(out, calls=0), sigmerge.demo(whole, calls=0)
     assert went_on.rows == expected.rows
     for name in ANCHORS:

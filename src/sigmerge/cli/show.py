@@ -7,12 +7,29 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sigmerge.cli.signals import resumable
 from sigmerge.messages import counted, duration, printable, size
+
+if TYPE_CHECKING:
+    from sigmerge.jobs.steps import (
+        AnchorsStep,
+        CaptureStep,
+        Description,
+        EvaluateStep,
+        GuideStep,
+        MergeStep,
+        ProfileStep,
+        RepairStep,
+        ScoreStep,
+        SearchStep,
+        Step,
+        SuiteStep,
+        TuneStep,
+    )
 
 _LOG = logging.getLogger("sigmerge")
 
@@ -78,10 +95,10 @@ def spelled(value: Any) -> str:
     return "none" if value is None else f"{value}"
 
 
-def description_lines(description: Any) -> Iterator[str]:
+def description_lines(description: Description) -> Iterator[str]:
     """A dry run: every step with its facts, then the sums."""
     for step in description.steps:
-        yield from STEP_PRINTERS.get(step.name.split()[0], _plain_step)(step)
+        yield from STEP_PRINTERS.get(step.name, _plain_step)(step)
         yield from (f"  note: {note}" for note in step.notes)
     yield f"reads   {size(description.bytes_to_read)}"
     yield f"writes  {size(description.bytes_to_write)}"
@@ -100,142 +117,130 @@ def description_lines(description: Any) -> Iterator[str]:
         yield f"scoring {counted(description.evaluation_calls, 'evaluation call')}"
 
 
-def _merge_step(step: Any) -> Iterator[str]:
-    facts = step.facts
+def _merge_step(step: MergeStep) -> Iterator[str]:
     yield (
-        f"merge: {facts['operator']} of {counted(len(facts['experts']), 'expert')}, "
-        f"{counted(facts['layers'], 'layer')}, "
-        f"{facts['coordinates']:,} coordinates in {facts['merged_tensors']} tensors"
+        f"merge: {step.operator} of {counted(len(step.experts), 'expert')}, "
+        f"{counted(step.layers, 'layer')}, "
+        f"{step.coordinates:,} coordinates in {step.merged_tensors} tensors"
     )
     yield f"  reads {size(step.bytes_to_read)} per pass"
-    yield f"  writes {size(step.bytes_to_write)} in {counted(len(facts['files']), 'file')}"
-    for name, count in facts["exemplars"].items():
-        state = "to do" if name in facts["to_capture"] else "there already"
+    yield f"  writes {size(step.bytes_to_write)} in {counted(len(step.files), 'file')}"
+    for name, count in step.exemplars.items():
+        state = "to do" if name in step.to_capture else "there already"
         yield f"  capture {name}: {count} exemplars, {state}"
-    for name, value in facts["settings"].items():
+    for name, value in step.settings.items():
         yield f"  {name}: {spelled(value)}"
 
 
-def _repair_step(step: Any) -> Iterator[str]:
-    facts = step.facts
+def _repair_step(step: RepairStep) -> Iterator[str]:
     yield (
-        f"repair: {counted(len(facts['experts']), 'expert')}, {counted(facts['layers'], 'layer')}, "
-        f"{facts['coordinates']:,} coordinates may be claimed; reads {size(step.bytes_to_read)}, "
+        f"repair: {counted(len(step.experts), 'expert')}, {counted(step.layers, 'layer')}, "
+        f"{step.coordinates:,} coordinates may be claimed; reads {size(step.bytes_to_read)}, "
         f"writes {size(step.bytes_to_write)}"
     )
 
 
-def _profile_step(step: Any) -> Iterator[str]:
-    prompts = step.facts.get("probe_prompts")
+def _profile_step(step: ProfileStep) -> Iterator[str]:
+    prompts = step.probe_prompts
     probe = f"{prompts} probe prompts" if prompts else "no probe prompts"
     yield (
-        f"profile: {counted(step.facts['layers'], 'layer')}, {probe}; "
+        f"profile: {counted(step.layers, 'layer')}, {probe}; "
         f"reads {size(step.bytes_to_read)} unless it was measured before"
     )
 
 
-def _score_step(step: Any) -> Iterator[str]:
-    facts = step.facts
-    if facts["source"] == "file":
+def _score_step(step: ScoreStep) -> Iterator[str]:
+    if step.source == "file":
         yield "score: scores are in a file"
     else:
         yield (
-            f"score: {counted(facts['checkpoints'], 'checkpoint')} on the {facts['split']} split "
-            f"by {facts['source']}; those scored before are not scored again"
+            f"score: {counted(step.checkpoints, 'checkpoint')} on the {step.split} split "
+            f"by {step.source}; those scored before are not scored again"
         )
 
 
-def _search_step(step: Any) -> Iterator[str]:
-    facts = step.facts
-    yield f"search: {facts['operator']}, {facts['genes']} genes of {len(facts['experts'])} experts"
+def _search_step(step: SearchStep) -> Iterator[str]:
+    yield f"search: {step.operator}, {step.genes} genes of {len(step.experts)} experts"
     yield (
-        f"  {step.evaluation_calls} calls = {facts['population']} × {facts['generations']}, "
-        f"{sum(facts['items_per_call'].values())} items each, estimator {facts['estimator']}"
+        f"  {step.evaluation_calls} calls = {step.population} × {step.generations}, "
+        f"{sum(step.items_per_call.values())} items each, estimator {step.estimator}"
     )
     yield (
-        f"  before them {facts['ability_runs']} respondents answer all "
-        f"{sum(facts['labelled_items'].values())} labelled items"
+        f"  before them {step.ability_runs} respondents answer all "
+        f"{sum(step.labelled_items.values())} labelled items"
     )
     yield f"  reads {size(step.bytes_to_read)} per candidate"
     yield (
-        f"  {facts['candidates_in_flight']} candidates at a time, "
-        f"{size(facts['memory_per_candidate_bytes'])} of weights each"
+        f"  {step.candidates_in_flight} candidates at a time, "
+        f"{size(step.memory_per_candidate_bytes)} of weights each"
     )
 
 
-def _tune_step(step: Any) -> Iterator[str]:
-    facts = step.facts
-    yield f"tune: {', '.join(facts['anchors'])} of {len(facts['experts'])} experts"
-    if facts["to_capture"]:
-        yield f"  captured first: {', '.join(facts['to_capture'])}"
-    yield from _called(step, f", method {facts['method']}")
+def _tune_step(step: TuneStep) -> Iterator[str]:
+    yield f"tune: {', '.join(step.anchors)} of {len(step.experts)} experts"
+    if step.to_capture:
+        yield f"  captured first: {', '.join(step.to_capture)}"
+    yield from _called(step, f", method {step.method}")
 
 
-def _guide_step(step: Any) -> Iterator[str]:
-    facts = step.facts
-    yield f"guide: the weights of {facts['operator']}, {len(facts['experts'])} experts"
+def _guide_step(step: GuideStep) -> Iterator[str]:
+    yield f"guide: the weights of {step.operator}, {len(step.experts)} experts"
     yield from _called(step, "")
 
 
-def _called(step: Any, how: str) -> Iterator[str]:
+def _called(step: TuneStep | GuideStep, how: str) -> Iterator[str]:
     """The evaluation calls of a step that aims at an objective."""
-    facts = step.facts
-    items = sum(facts["items_per_call"].values())
+    items = sum(step.items_per_call.values())
     each = f", {items} items each" if items else ""
     yield f"  at most {step.evaluation_calls} calls{each}{how}"
-    kept = [f"{d} not below {f:g} of its expert" for d, f in facts["floors"].items()]
-    yield "  " + "; ".join([f"objective: {facts['objective']}", *kept])
-    yield f"  before them the {facts['expert_runs']} experts are scored"
+    kept = [f"{d} not below {f:g} of its expert" for d, f in step.floors.items()]
+    yield "  " + "; ".join([f"objective: {step.objective}", *kept])
+    yield f"  before them the {step.expert_runs} experts are scored"
 
 
-def _capture_step(step: Any) -> Iterator[str]:
-    facts = step.facts
-    where = f": {facts['folder']}" if facts["folder"] else ""
-    yield f"{facts['expert']}: {facts['exemplars']} exemplars, {facts['state']}{where}"
+def _capture_step(step: CaptureStep) -> Iterator[str]:
+    where = f": {step.folder}" if step.folder else ""
+    yield f"{step.expert}: {step.exemplars} exemplars, {step.state}{where}"
     if step.peak_memory_bytes:
         yield f"    memory at most {size(step.peak_memory_bytes)}"
 
 
-def _suite_step(step: Any) -> Iterator[str]:
-    facts = step.facts
-    scored = facts["evaluations"]
+def _suite_step(step: SuiteStep) -> Iterator[str]:
+    scored = step.evaluations
     yield (
-        f"{facts['pool']}: {facts['runs']} runs: {facts['experts']} experts, {facts['anchors']} "
-        f"anchors, {facts['repairs']} repairs, {facts['partitions']} partitions, "
-        f"{facts['baselines']} baselines"
+        f"{step.pool}: {step.runs} runs: {step.experts} experts, {step.anchors} "
+        f"anchors, {step.repairs} repairs, {step.partitions} partitions, "
+        f"{step.baselines} baselines"
     )
     yield (
-        f"  {facts['merges']} merges, {scored['calibration']} + {scored['evaluation']} "
-        f"evaluations on calibration and evaluation items, {facts['search_calls']} search calls"
+        f"  {step.merges} merges, {scored['calibration']} + {scored['evaluation']} "
+        f"evaluations on calibration and evaluation items, {step.search_calls} search calls"
     )
-    for name in ("items", "tokens"):
-        count = facts[f"{name}_at_most"]
+    for name, count in (("items", step.items_at_most), ("tokens", step.tokens_at_most)):
         yield f"  {name} to score: " + (f"at most {count:,}" if count else "not known")
-    yield f"  {size(facts['disk_at_once'])} of disk at once; checkpoints are deleted when scored"
+    yield f"  {size(step.disk_at_once)} of disk at once; checkpoints are deleted when scored"
 
 
-def _anchors_step(step: Any) -> Iterator[str]:
-    facts = step.facts
-    yield f"{facts['pool']}: anchors {', '.join(facts['anchors'])}"
-    count = facts["items_at_most"]
+def _anchors_step(step: AnchorsStep) -> Iterator[str]:
+    yield f"{step.pool}: anchors {', '.join(step.anchors)}"
+    count = step.items_at_most
     items = f", at most {count:,} items in all" if count else ""
-    yield f"  {facts['experts']} experts and every anchor are scored{items}"
-    yield f"  {size(facts['disk_at_once'])} of disk at once; anchors are deleted when scored"
+    yield f"  {step.experts} experts and every anchor are scored{items}"
+    yield f"  {size(step.disk_at_once)} of disk at once; anchors are deleted when scored"
 
 
-def _evaluate_step(step: Any) -> Iterator[str]:
-    facts = step.facts
-    yield f"evaluate: {facts['checkpoint']} on the {facts['split']} split of {facts['suite']}"
-    yield f"  items: {spelled(facts['items'])}"
-    tokens = facts["tokens_at_most"]
-    yield f"  to score: {facts['items_to_score']:,} items" + (
+def _evaluate_step(step: EvaluateStep) -> Iterator[str]:
+    yield f"evaluate: {step.checkpoint} on the {step.split} split of {step.suite}"
+    yield f"  items: {spelled(step.items)}"
+    tokens = step.tokens_at_most
+    yield f"  to score: {step.items_to_score:,} items" + (
         f", at most {tokens:,} tokens" if tokens else ""
     )
-    yield from (f"  left out: {reason}" for reason in facts["absent"].values())
+    yield from (f"  left out: {reason}" for reason in step.absent.values())
 
 
-def _plain_step(step: Any) -> Iterator[str]:
-    yield f"{step.name}: {spelled(step.facts)}"
+def _plain_step(step: Step) -> Iterator[str]:
+    yield f"{step.name}: {spelled(step.facts())}"
 
 
 STEP_PRINTERS: dict[str, Callable[[Any], Iterator[str]]] = {

@@ -141,7 +141,7 @@ def _write_answers(
 
 def describe(
     checkpoint: Path, suite: BenchmarkSuite | str | Path, split: str, how: How
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """What an evaluation would score: everything is checked, no model is loaded."""
     run, chosen, absent = prepared(checkpoint, suite, split, how)
     known = {name: run.known(name, items) for name, items in chosen.items()}

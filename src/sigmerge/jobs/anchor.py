@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import SigmergeError
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
-from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.steps import Step
 from sigmerge.jobs.work_folder import are_recorded
 from sigmerge.recipe import Recipe
 from sigmerge.records import PROVENANCE, Provenance, read

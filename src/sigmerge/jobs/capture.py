@@ -19,8 +19,9 @@ from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.files.digests import file_digests
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_merge_pool
+from sigmerge.jobs.steps import CaptureStep, Description
 from sigmerge.kept import Derivation, KeptEntry
 from sigmerge.messages import did_you_mean
 from sigmerge.probing.capture import TOKENS_HELD
@@ -47,9 +48,13 @@ class CaptureJob:
                 one.tokens()
         rows = self._rows(planned, wanted, entries)
         steps = [
-            Step(
-                f"capture {row.expert}",
-                row.as_json(),
+            CaptureStep(
+                expert=row.expert,
+                kind=row.kind,
+                exemplars=row.exemplars,
+                key=row.key,
+                folder=row.folder,
+                state=row.state,
                 peak_memory_bytes=row.peak_memory_bytes if row.state == "to do" else 0,
                 notes=hashed_again([one.checkpoint]),
             )

@@ -9,9 +9,10 @@ from statistics import fmean
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError, SigmergeError
-from sigmerge.jobs.options import Description, Options
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.report import RUN, RUN_FOLDER, write_joint_report
 from sigmerge.jobs.run import RunJob
+from sigmerge.jobs.steps import Description
 from sigmerge.jobs.tune import TUNING_RESULT, TuneJob, pool_recipe
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.pages.table import paired_row

@@ -37,7 +37,7 @@ from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.opened import named_reads
 from sigmerge.files.sources import code_digest
-from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import (
     PoolInputs,
     check_loads,
@@ -51,6 +51,7 @@ from sigmerge.jobs.pools import (
     planned_slices,
     written_dtypes,
 )
+from sigmerge.jobs.steps import MergeStep
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import STORAGE
@@ -156,27 +157,24 @@ class DenseJob:
         # Captures come first, in this process; their libraries stay.
         return max(*self.to_capture.values(), merging + LIBRARIES - INTERPRETER)
 
-    def describe(self, threads: int) -> Step:
+    def describe(self, threads: int) -> MergeStep:
         """The merge as a step of a dry run."""
         pool = self.pool
-        facts: dict[str, object] = {
-            "operator": self.recipe.method,
-            "reference": pool.reference.place if pool.reference else None,
-            "experts": {name: expert.place for name, expert in pool.experts.items()},
-            "layers": pool.stack.depth,
-            "tensors": len(self.layout.slots),
-            "merged_tensors": len(self.sites),
-            "coordinates": sum(site.size for site in self.sites.values()),
-            "settings": summary(self.sites),
-            "exemplars": dict(self.exemplars),
-            "to_capture": list(self.to_capture),
-            "files": list(self.layout.files),
-        }
-        if operations := float(sum(map(self.operator.operations, self.sites.values()))):
-            facts |= {"operations": operations, "solved_on": self.solved_on}
-        return Step(
-            "merge",
-            facts,
+        operations = float(sum(map(self.operator.operations, self.sites.values())))
+        return MergeStep(
+            operator=self.recipe.method,
+            reference=pool.reference.place if pool.reference else None,
+            experts={name: expert.place for name, expert in pool.experts.items()},
+            layers=pool.stack.depth,
+            tensors=len(self.layout.slots),
+            merged_tensors=len(self.sites),
+            coordinates=sum(site.size for site in self.sites.values()),
+            settings=summary(self.sites),
+            exemplars=dict(self.exemplars),
+            to_capture=tuple(self.to_capture),
+            files=tuple(self.layout.files),
+            operations=operations,
+            solved_on=self.solved_on if operations else "cpu",
             bytes_to_read=self.bytes_in(),
             bytes_to_write=self.layout.nbytes,
             peak_memory_bytes=self.peak_memory(threads),

@@ -16,7 +16,7 @@ from sigmerge.evaluation.run import Result, evaluate
 from sigmerge.files.checksums import sealed
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.safe_open import is_regular
-from sigmerge.jobs.options import Description, Step
+from sigmerge.jobs.steps import Description, EvaluateStep
 
 FIRST_ANSWER = b'{"benchmark": '
 """What every line of answers begins with."""
@@ -37,12 +37,11 @@ class EvaluateJob:
         from sigmerge.evaluation.run import describe
 
         self._check_files()
-        facts = describe(self.checkpoint, self.suite, self.split, self.how)
+        described = describe(self.checkpoint, self.suite, self.split, self.how)
         opened = open_checkpoint(self.checkpoint, allow_pickle=self.how.allow_pickle)
         weights = opened.nbytes
-        step = Step(
-            "evaluate",
-            facts,
+        step = EvaluateStep(
+            **described,
             bytes_to_read=weights,
             peak_memory_bytes=LIBRARIES + 2 * weights,
             evaluation_calls=1,

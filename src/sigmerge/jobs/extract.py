@@ -35,8 +35,9 @@ from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import prove
 from sigmerge.files.identity import identify, unchanged
 from sigmerge.files.safe_open import remove
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import say_before
+from sigmerge.jobs.steps import Description, ExtractStep
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.kernels import Array
 from sigmerge.method.low_rank import LowRank, truncated
@@ -120,9 +121,10 @@ class ExtractJob:
         ranks = [min(self._most or math.inf, *shape) for shape in sides]
         largest = max((t.size for t in targets), default=0)
         factors = sum(int(r) * sum(shape) for r, shape in zip(ranks, sides, strict=True))
-        step = Step(
-            "extract",
-            {"model": str(self.model), "base": str(self.base), "matrices": len(targets)},
+        step = ExtractStep(
+            model=str(self.model),
+            base=str(self.base),
+            matrices=len(targets),
             bytes_to_read=sum(member.nbytes for member in pool.members.values()),
             bytes_to_write=4 * factors,
             peak_memory_bytes=INTERPRETER + 4 * factors + 32 * largest * self.options.threads,

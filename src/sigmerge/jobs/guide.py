@@ -25,9 +25,10 @@ from sigmerge.files.safe_open import remove
 from sigmerge.jobs.calls import Calls, experts_of, target_of
 from sigmerge.jobs.candidates import KeptMeasure, measure_of, same_files
 from sigmerge.jobs.dense import plan_dense, run_dense
-from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_repair_pool, require_whole
 from sigmerge.jobs.scores import Answered, ScoreFunction, check_domains
+from sigmerge.jobs.steps import GuideStep
 from sigmerge.jobs.strategies import Setup, guide
 from sigmerge.jobs.work_folder import WINNER, hidden, list_records
 from sigmerge.method.deficit import Reference
@@ -98,22 +99,18 @@ class GuideJob:
             load_recipe(self.anchor.recipe(tuple(self.anchor.weights.values()))), self.options
         )
 
-    def describe(self) -> Step:
+    def describe(self) -> GuideStep:
         """Guiding as a step of a dry run."""
         self._check_weights()
         measure = self.measure(Path("unused"))
         parameters = sum(tensor.size for tensor in self.pool.layout.tensors.values())
-        facts: dict[str, object] = {
-            "operator": self.recipe.method,
-            "experts": list(self.recipe.experts),
-            "objective": self.section.objective,
-            "floors": dict(self.section.floors),
-            "expert_runs": len(self.recipe.experts),
-            "items_per_call": measure.items,
-        }
-        return Step(
-            "guide",
-            facts,
+        return GuideStep(
+            operator=self.recipe.method,
+            experts=tuple(self.recipe.experts),
+            objective=self.section.objective,
+            floors=dict(self.section.floors),
+            expert_runs=len(self.recipe.experts),
+            items_per_call=measure.items,
             bytes_to_read=self.section.calls * sum(m.nbytes for m in self.pool.members.values()),
             bytes_to_write=self.pool.layout.nbytes,
             peak_memory_bytes=LIBRARIES + 16 * parameters,

@@ -12,8 +12,9 @@ from sigmerge.checkpoints.remote import target_url
 from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.files.safe_open import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
+from sigmerge.jobs.steps import Description, Step
 from sigmerge.jobs.work_folder import alone, hidden, remove_anchor
 from sigmerge.recipe import Recipe
 from sigmerge.records import RECIPE

@@ -12,7 +12,8 @@ from sigmerge.errors import OutputError
 from sigmerge.files.objects import url_of
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.merge import MergeJob
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.steps import Description, LaterStep, Step
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.documents import needed, several, standing_in, with_folders
 from sigmerge.records import PLAN, PROVENANCE, Provenance, read, read_plan
@@ -35,7 +36,7 @@ class SeveralJob:
         steps: list[Step] = []
         for name, given in several(self.file).items():
             if needs := sorted(needed(given, several(self.file))):
-                steps.append(Step("later", {"recipe": name, "merges": needs}))
+                steps.append(LaterStep(recipe=name, merges=tuple(needs)))
             else:
                 recipe = self._loaded(given, {})
                 steps += MergeJob(recipe, self.out / name, self.options).describe().steps

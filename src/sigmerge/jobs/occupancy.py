@@ -32,8 +32,9 @@ from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
 from sigmerge.files.opened import named_reads
 from sigmerge.files.sources import code_digest
-from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import PoolInputs, block_sites
+from sigmerge.jobs.steps import RepairStep
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import claim as compiled
 from sigmerge.kernels.dtypes import is_finite
@@ -129,7 +130,7 @@ def _together(coordinates: int, threads: int) -> int:
     return min(max(threads // FEW_THREADS, 3), MOST_BLOCKS) if coordinates <= SMALL_FOR_MANY else 1
 
 
-def describe_occupancy(pool: PoolMembers, threads: int) -> Step:
+def describe_occupancy(pool: PoolMembers, threads: int) -> RepairStep:
     """The writing of a repair as a step of a dry run."""
     blocks = block_sites(pool)
     largest = max(sum(pool.layout.tensors[s.tensor].nbytes for s in block) for block in blocks)
@@ -137,14 +138,10 @@ def describe_occupancy(pool: PoolMembers, threads: int) -> Step:
     coordinates = max(sum(site.size for site in block) for block in blocks)
     together = _together(coordinates, threads)
     formed = max(4 * sum(_formed(pool, site.tensor) for site in block) for block in blocks)
-    facts: dict[str, object] = {
-        "layers": pool.stack.depth,
-        "experts": {name: member.place for name, member in pool.experts.items()},
-        "coordinates": sum(site.size for block in blocks for site in block),
-    }
-    return Step(
-        "repair",
-        facts,
+    return RepairStep(
+        layers=pool.stack.depth,
+        experts={name: member.place for name, member in pool.experts.items()},
+        coordinates=sum(site.size for block in blocks for site in block),
         bytes_to_read=sum(m.nbytes for m in pool.members.values()) + pool.layout.nbytes,
         bytes_to_write=pool.layout.nbytes,
         peak_memory_bytes=INTERPRETER

@@ -4,14 +4,12 @@ the last bits of methods that solve for matrices on a GPU, which the job notes."
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from sigmerge.engine.machine import CORES, default_threads, device_kind
-from sigmerge.engine.speed import seconds, solving
 from sigmerge.errors import SigmergeError
-from sigmerge.messages import size
 from sigmerge.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -130,82 +128,3 @@ class Keywords(TypedDict, total=False):
     progress: Progress
     engine: Literal["local", "ray"]
     address: str | None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a job, as a dry run reports it. A value that does not apply is None."""
-
-    name: str
-    facts: dict[str, object]
-    bytes_to_read: int = 0
-    bytes_to_write: int = 0
-    peak_memory_bytes: int = 0
-    evaluation_calls: int = 0
-    notes: tuple[str, ...] = ()
-
-    def seconds(self, threads: int) -> float | None:
-        """Wall seconds as they were measured elsewhere, the inputs in memory; None if not known."""
-        experts, coordinates = self.facts.get("experts"), self.facts.get("coordinates")
-        if self.name not in ("merge", "profile", "repair") or not isinstance(coordinates, int):
-            return None
-        assert isinstance(experts, dict)
-        if self.facts.get("solved_on", "cpu") != "cpu":
-            return None
-        what = str(self.facts["operator"]) if self.name == "merge" else self.name
-        operations = self.facts.get("operations", 0.0)
-        assert isinstance(operations, float)
-        return seconds(what, coordinates, len(experts), threads) + solving(operations, threads)
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a job would do: its steps in order. Nothing has been read but headers."""
-
-    steps: tuple[Step, ...]
-    threads: int
-
-    def as_json(self) -> dict[str, object]:
-        """Plain values: the sums, and every step with its facts."""
-        sums = ("bytes_to_read", "bytes_to_write", "peak_memory_bytes", "evaluation_calls")
-        return {
-            **{name: getattr(self, name) for name in sums},
-            "threads": self.threads,
-            "seconds": self.seconds,
-            "steps": [asdict(step) for step in self.steps],
-        }
-
-    @property
-    def seconds(self) -> float | None:
-        """Of the steps whose time can be estimated; None if there are none."""
-        known = [s for step in self.steps if (s := step.seconds(self.threads)) is not None]
-        return sum(known) if known else None
-
-    def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
-        from sigmerge.pages.notebook import tables
-
-        def row(name: str, of: Step | Description) -> tuple[str, ...]:
-            numbers = (of.bytes_to_read, of.bytes_to_write, of.peak_memory_bytes)
-            return name, *map(size, numbers), f"{of.evaluation_calls:,}"
-
-        head = ("step", "reads", "writes", "memory at most", "evaluation calls")
-        each = [row(step.name, step) for step in self.steps]
-        notes = [note for step in self.steps for note in step.notes]
-        return tables(Grid(head, [*each, row("in all", self)]), notes=notes)
-
-    @property
-    def bytes_to_read(self) -> int:
-        return sum(step.bytes_to_read for step in self.steps)
-
-    @property
-    def bytes_to_write(self) -> int:
-        return sum(step.bytes_to_write for step in self.steps)
-
-    @property
-    def peak_memory_bytes(self) -> int:
-        return max((step.peak_memory_bytes for step in self.steps), default=0)
-
-    @property
-    def evaluation_calls(self) -> int:
-        return sum(step.evaluation_calls for step in self.steps)

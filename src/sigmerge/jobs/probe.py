@@ -18,7 +18,7 @@ from sigmerge.evaluation.prompts import prompt_of
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.suite import load_suite, nano_suite
 from sigmerge.files.documents import read_json_lines, whole
-from sigmerge.jobs.options import Description, Step
+from sigmerge.jobs.steps import Description, ProbeStep
 from sigmerge.records import Part
 
 COLUMNS = ("prompt", "query", "instruction", "inputs", "question")
@@ -54,12 +54,13 @@ class ProbeJob:
         """Draws the prompts, and writes nothing."""
         drawn = self._drawn()
         content = _text(drawn).encode()
-        facts: dict[str, object] = {
-            "file": str(self.out),
-            "prompts": {domain: len(texts) for domain, texts in drawn.items()},
-            "seed": self.seed,
-        }
-        return Description((Step("probe", facts, bytes_to_write=len(content)),), 1)
+        step = ProbeStep(
+            file=str(self.out),
+            prompts={domain: len(texts) for domain, texts in drawn.items()},
+            seed=self.seed,
+            bytes_to_write=len(content),
+        )
+        return Description((step,), 1)
 
     def run(self) -> ProbeFile:
         drawn = self._drawn()

@@ -19,9 +19,10 @@ from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.errors import PoolError, RecipeError, require
 from sigmerge.files.digests import file_digests
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import block_sites, open_repair_pool
 from sigmerge.jobs.signatures import signatures
+from sigmerge.jobs.steps import Description, ProfileStep
 from sigmerge.kernels import Array
 from sigmerge.method import conflict
 from sigmerge.probing.exemplars import check_same_vocabulary, read_exemplars
@@ -78,22 +79,18 @@ class ProfileJob:
         )
 
 
-def describe_profile(recipe: Recipe, pool: PoolMembers, options: Options) -> Step:
+def describe_profile(recipe: Recipe, pool: PoolMembers, options: Options) -> ProfileStep:
     """The profile as a step of a dry run: probe and tokenizers are checked, no tensor is read."""
     blocks = block_sites(pool)
-    facts: dict[str, object] = {
-        "experts": {name: expert.place for name, expert in pool.experts.items()},
-        "layers": pool.stack.depth,
-        "coordinates": sum(site.size for block in blocks for site in block),
-    }
     memory = INTERPRETER
     if prompts := check_probe(recipe, pool, options):
-        facts["probe_prompts"] = len(prompts)
         largest = max(4 * sum(t.size for t in e.tensors.values()) for e in pool.experts.values())
         memory = LIBRARIES + min(largest, free_memory())
-    return Step(
-        "profile",
-        facts,
+    return ProfileStep(
+        experts={name: expert.place for name, expert in pool.experts.items()},
+        layers=pool.stack.depth,
+        coordinates=sum(site.size for block in blocks for site in block),
+        probe_prompts=len(prompts),
         bytes_to_read=sum(member.nbytes for member in pool.members.values()),
         peak_memory_bytes=memory,
         notes=hashed_again(pool.members.values()),

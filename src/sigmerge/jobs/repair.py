@@ -32,7 +32,7 @@ from sigmerge.jobs.occupancy import (
     run_occupancy,
     write_candidate,
 )
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import (
     member,
     open_anchor,
@@ -54,6 +54,7 @@ from sigmerge.jobs.scores import (
     score_table,
     scorer_of,
 )
+from sigmerge.jobs.steps import Description, Step
 from sigmerge.jobs.work_folder import alone, hidden
 from sigmerge.method import deficit
 from sigmerge.method.controls import VARIANTS, Allocation, allocate

@@ -15,7 +15,7 @@ from sigmerge.checkpoints.remote import place_of
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.jobs.occupancy import Guard, describe_occupancy, run_occupancy
-from sigmerge.jobs.options import Description, Options
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import (
     block_sites,
     open_anchor,
@@ -23,6 +23,7 @@ from sigmerge.jobs.pools import (
     recipe_of,
     weight_digests,
 )
+from sigmerge.jobs.steps import Description
 from sigmerge.records import RepairPlan, read_repair_plan
 from sigmerge.results import Merged
 

@@ -20,10 +20,11 @@ from sigmerge.errors import RecipeError
 from sigmerge.files.documents import write_json
 from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.merge import anchor_and_repair
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.repair import RepairJob, check_data, check_repair
 from sigmerge.jobs.report import CALIBRATION_SCORES, EVALUATION_SCORES, RUN_FOLDER, finish_run
 from sigmerge.jobs.scores import ScoreFunction, describe_scoring, paired_scores, scorer_of
+from sigmerge.jobs.steps import Description, Step
 from sigmerge.pages.html import require_page
 from sigmerge.recipe import Recipe
 from sigmerge.records import GuardVerdict, PairedScores

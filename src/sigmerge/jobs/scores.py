@@ -27,7 +27,8 @@ from sigmerge.evaluation.command_line import check_program, named_files, run_com
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.documents import parse_json, read_json_object
 from sigmerge.files.sources import callable_files, callable_key
-from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.steps import ScoreStep
 from sigmerge.kept import Derivation, Given, Inputs, KeptEntry, NotToKeep
 from sigmerge.method.deficit import DomainScores, check_scores
 from sigmerge.recipe import Recipe
@@ -547,23 +548,23 @@ def describe_scoring(
     checkpoints: int,
     split: str,
     options: Options,
-) -> Step:
+) -> ScoreStep:
     """Scoring as a step of a dry run. A suite is checked, and its model counted."""
     section = recipe.repair
     assert section is not None
     if scorer is None:
-        return Step("score", {"source": "file", "split": split})
-    facts: dict[str, object] = {"source": scorer.name, "split": split, "checkpoints": checkpoints}
+        return ScoreStep(source="file", split=split, checkpoints=0)
+    step = ScoreStep(
+        source=scorer.name, split=split, checkpoints=checkpoints, evaluation_calls=checkpoints
+    )
     if scorer.check is None:
-        return Step("score", facts, evaluation_calls=checkpoints)
+        return step
     expert = next(iter(recipe.experts.values()))
     weights = open_checkpoint(expert, allow_pickle=options.allow_pickle).nbytes
-    return Step(
-        "score",
-        facts,
+    return replace(
+        step,
         bytes_to_read=checkpoints * weights,
         peak_memory_bytes=LIBRARIES + 2 * weights,
-        evaluation_calls=checkpoints,
         notes=tuple(scorer.check(expert).values()),
     )
 

@@ -44,8 +44,9 @@ from sigmerge.jobs.candidates import (
     scored_by,
 )
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import BY
+from sigmerge.jobs.steps import Description, SearchStep
 from sigmerge.jobs.work_folder import WINNER, WorkFolder, hidden, list_records
 from sigmerge.kept import Derivation, Given, Inputs, NotToKeep
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
@@ -161,25 +162,21 @@ class SearchJob:
             "items": {name: [item.id for item in each] for name, each in self.questions.items()},
         }
 
-    def describe(self, options: Options) -> Step:
+    def describe(self, options: Options) -> SearchStep:
         """The search as a step of a dry run."""
         settings, side_by_side = self.settings, self.in_flight(options.threads)
-        facts: dict[str, object] = {
-            "operator": self.template.method,
-            "experts": list(self.template.models),
-            "genes": self.space.size(len(self.template.models)),
-            "population": settings.population,
-            "generations": settings.rounds,
-            "estimator": settings.estimator,
-            "ability_runs": len(self.respondents()),
-            "labelled_items": self.labelled_items,
-            "items_per_call": self.items_per_call,
-            "candidates_in_flight": side_by_side,
-            "memory_per_candidate_bytes": self.candidate_bytes,
-        }
-        return Step(
-            "search",
-            facts,
+        return SearchStep(
+            operator=self.template.method,
+            experts=tuple(self.template.models),
+            genes=self.space.size(len(self.template.models)),
+            population=settings.population,
+            generations=settings.rounds,
+            estimator=settings.estimator,
+            ability_runs=len(self.respondents()),
+            labelled_items=self.labelled_items,
+            items_per_call=self.items_per_call,
+            candidates_in_flight=side_by_side,
+            memory_per_candidate_bytes=self.candidate_bytes,
             bytes_to_read=self.base.bytes_in(),
             bytes_to_write=self.base.layout.nbytes,
             peak_memory_bytes=LIBRARIES + side_by_side * self.candidate_bytes,

@@ -30,10 +30,11 @@ from sigmerge.jobs.calls import Calls, decided_section, experts_of, target_of
 from sigmerge.jobs.candidates import SCRATCH_ANCHOR, KeptMeasure, measure_of, same_files
 from sigmerge.jobs.dense import DenseJob, plan_dense, with_statistics
 from sigmerge.jobs.merge import MergeJob
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_repair_pool, pool_folders, require_whole
 from sigmerge.jobs.profile import describe_profile, measure_profile, probe_prompts
 from sigmerge.jobs.scores import ScoreFunction, check_domains
+from sigmerge.jobs.steps import Description, TuneStep
 from sigmerge.jobs.strategies import BOX, STRATEGIES, Setup, check_method
 from sigmerge.jobs.work_folder import WINNER, WorkFolder
 from sigmerge.kept import Inputs
@@ -173,19 +174,15 @@ class TuneJob:
             for name, job in self._plans.items()
             for expert, peak in job.to_capture.items()
         }
-        facts: dict[str, object] = {
-            "method": self.section.method,
-            "anchors": list(self.anchors),
-            "to_capture": list(captures),
-            "experts": list(self.recipe.experts),
-            "objective": self.section.objective,
-            "floors": dict(self.section.floors),
-            "expert_runs": len(self.recipe.experts),
-            "items_per_call": self.measure.items,
-        }
-        step = Step(
-            "tune",
-            facts,
+        step = TuneStep(
+            method=self.section.method,
+            anchors=tuple(self.anchors),
+            to_capture=tuple(captures),
+            experts=tuple(self.recipe.experts),
+            objective=self.section.objective,
+            floors=dict(self.section.floors),
+            expert_runs=len(self.recipe.experts),
+            items_per_call=self.measure.items,
             bytes_to_read=self.section.calls * sum(m.nbytes for m in self.pool.members.values()),
             bytes_to_write=self.pool.layout.nbytes,
             peak_memory_bytes=max(LIBRARIES + 16 * parameters, *captures.values(), 0),

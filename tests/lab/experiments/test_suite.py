@@ -371,7 +371,7 @@ def test_a_dry_run_is_true(pool: PoolOnDisk, whole: Whole, tmp_path: Path) -> No
     told = sigmerge("suite", file, tmp_path / "out", "--dry-run", "--json")
     assert told.code == 0 and tree(tmp_path) == before
     [step] = told.json["steps"]
-    facts = step["facts"]
+    facts = step
     assert facts["runs"] == whole.ran.json["made"]
     with open_read_only(whole.out / STORE) as store:
         scores = store.frames().scores
@@ -553,11 +553,11 @@ def test_the_papers_suite_passes_a_dry_run_on_folders_of_the_true_shapes(
     told = sigmerge("suite", "paper", tmp_path / "out", "--dry-run", "--json")
     assert told.code == 0, told
     steps = told.json["steps"]
-    assert [step["facts"]["anchors"] for step in steps] == [11, 11, 11]
-    assert [step["facts"]["disk_at_once"] for step in steps] == [4 * size for size in sizes]
-    assert all(step["facts"]["search_calls"] == 720 for step in steps)
-    declared = 500 * 23 + 79156 * (5 + steps[0]["facts"]["merges"])
-    assert steps[0]["facts"]["items_at_most"] == declared
+    assert [step["anchors"] for step in steps] == [11, 11, 11]
+    assert [step["disk_at_once"] for step in steps] == [4 * size for size in sizes]
+    assert all(step["search_calls"] == 720 for step in steps)
+    declared = 500 * 23 + 79156 * (5 + steps[0]["merges"])
+    assert steps[0]["items_at_most"] == declared
     assert not (tmp_path / "out").exists()
 
 

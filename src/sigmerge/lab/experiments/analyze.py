@@ -21,7 +21,7 @@ from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import require
 from sigmerge.files.documents import write_json
 from sigmerge.files.safe_open import remove
-from sigmerge.jobs.options import Description, Step
+from sigmerge.jobs.steps import AnalyzeStep, Description
 from sigmerge.lab.experiments.store import ANALYSIS, STORE, open_read_only
 from sigmerge.records import Part
 
@@ -74,9 +74,14 @@ class AnalyzeJob:
         self._check()
         with open_read_only(self.file) as store:
             runs = len(store.keys())
-        facts: dict[str, object] = {"runs": runs, "split": self.split, "out": str(self.folder)}
         size = self.file.stat().st_size
-        step = Step("analyze", facts, bytes_to_read=size, peak_memory_bytes=LIBRARIES)
+        step = AnalyzeStep(
+            runs=runs,
+            split=self.split,
+            out=str(self.folder),
+            bytes_to_read=size,
+            peak_memory_bytes=LIBRARIES,
+        )
         return Description((step,), 1)
 
     def _check(self) -> None:

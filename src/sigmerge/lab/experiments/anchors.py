@@ -21,9 +21,10 @@ from sigmerge.files.piped import is_there
 from sigmerge.files.scratch import scratch
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import make_anchor
-from sigmerge.jobs.options import Description, Options
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.repair import check_data
 from sigmerge.jobs.scores import scorer_of
+from sigmerge.jobs.steps import Description
 from sigmerge.lab.experiments.plan import PoolPlan, plans
 from sigmerge.lab.experiments.suite import PAPERS_ANCHORS, ExperimentSuite, load_suite
 from sigmerge.method.deficit import residual_gap

@@ -8,9 +8,10 @@ from typing import Any
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.jobs import capture
-from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import merged_sites, open_merge_pool, open_repair_pool
 from sigmerge.jobs.profile import describe_profile
+from sigmerge.jobs.steps import AnchorsStep, Step, SuiteStep
 from sigmerge.lab.experiments.plan import PoolPlan
 from sigmerge.lab.experiments.scoring import benchmarks_of
 from sigmerge.lab.experiments.suite import MethodSection
@@ -41,26 +42,20 @@ def describe_pool(plan: PoolPlan, options: Options) -> Step:
         for method in suite.baselines
         if (section := method.content().get("search")) is not None
     )
-    facts: dict[str, object] = {
-        "pool": plan.name,
-        "runs": experts + merges + partitions,
-        "experts": experts,
-        "anchors": anchors,
-        "repairs": repairs,
-        "partitions": partitions,
-        "baselines": baselines,
-        "merges": merges,
-        "evaluations": {"calibration": calibrated, "evaluation": evaluated},
-        "search_calls": searches,
-        **{
-            f"{name}_at_most": _sum(items[name], calibrated, evaluated)
-            for name in ("items", "tokens")
-        },
-        "disk_at_once": 2 * pool.layout.nbytes,
-    }
-    return Step(
-        "suite",
-        facts,
+    return SuiteStep(
+        pool=plan.name,
+        runs=experts + merges + partitions,
+        experts=experts,
+        anchors=anchors,
+        repairs=repairs,
+        partitions=partitions,
+        baselines=baselines,
+        merges=merges,
+        evaluations={"calibration": calibrated, "evaluation": evaluated},
+        search_calls=searches,
+        items_at_most=_sum(items["items"], calibrated, evaluated),
+        tokens_at_most=_sum(items["tokens"], calibrated, evaluated),
+        disk_at_once=2 * pool.layout.nbytes,
         bytes_to_read=merges * sum(member.nbytes for member in pool.members.values()),
         bytes_to_write=merges * pool.layout.nbytes,
         peak_memory_bytes=max(profile.peak_memory_bytes, LIBRARIES),
@@ -77,16 +72,12 @@ def describe_ranking(plan: PoolPlan, options: Options) -> Step:
         _check_merge(plan, method, options)
     items, notes = _items(plan)
     count, calls = len(suite.anchors), len(pool.experts) + len(suite.anchors)
-    facts: dict[str, object] = {
-        "pool": plan.name,
-        "experts": len(pool.experts),
-        "anchors": [method.name for method in suite.anchors],
-        "items_at_most": _sum(items["items"], calls, 0),
-        "disk_at_once": pool.layout.nbytes,
-    }
-    return Step(
-        "anchors",
-        facts,
+    return AnchorsStep(
+        pool=plan.name,
+        experts=len(pool.experts),
+        anchors=tuple(method.name for method in suite.anchors),
+        items_at_most=_sum(items["items"], calls, 0),
+        disk_at_once=pool.layout.nbytes,
         bytes_to_read=count * sum(member.nbytes for member in pool.members.values()),
         bytes_to_write=count * pool.layout.nbytes,
         peak_memory_bytes=LIBRARIES,

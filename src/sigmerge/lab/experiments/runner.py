@@ -22,9 +22,10 @@ from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.files.documents import whole, write_json
 from sigmerge.files.safe_open import remove
 from sigmerge.files.yaml_documents import as_yaml
-from sigmerge.jobs.options import Description, Options
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.repair import check_repair, check_settings
 from sigmerge.jobs.scores import scorer_of
+from sigmerge.jobs.steps import Description
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.lab.experiments.group import GROUP_NAME, UNSCORED, Maker
 from sigmerge.lab.experiments.plan import Group, PoolPlan, plans
