@@ -6,6 +6,7 @@ Named by pyproject.toml; runs in an environment that holds what is asked for bel
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -22,7 +23,6 @@ Linux and the oldest glibc, as in `aarch64-linux-gnu.2.17` (native/wheels.py).""
 build_sdist = base.build_sdist
 get_requires_for_build_sdist = base.get_requires_for_build_sdist
 prepare_metadata_for_build_editable = base.prepare_metadata_for_build_editable
-prepare_metadata_for_build_wheel = base.prepare_metadata_for_build_wheel
 
 _SCRIPT = """#!/bin/sh
 for one; do  # with a target, it has names of its own for instruction sets
@@ -42,6 +42,11 @@ def get_requires_for_build_editable(settings: dict[str, Any] | None = None) -> l
     return [*base.get_requires_for_build_editable(settings), *_compiler()]
 
 
+def prepare_metadata_for_build_wheel(folder: str, *given: Any, **named: Any) -> str:
+    _name_compiler()
+    return base.prepare_metadata_for_build_wheel(folder, *given, **named)
+
+
 def build_wheel(folder: str, *given: Any, **named: Any) -> str:
     _name_compiler()
     return base.build_wheel(folder, *given, **named)
@@ -53,10 +58,11 @@ def build_editable(folder: str, *given: Any, **named: Any) -> str:
 
 
 def _compiler() -> list[str]:
+    """What the build needs beside this machine's own compiler. On Windows it is always its own."""
     if TARGET in os.environ:
         return [ZIG]
     found = os.environ.get("CXX") or any(map(shutil.which, ("c++", "g++", "clang++")))
-    return [] if found else [ZIG]
+    return [] if found or os.name == "nt" else [ZIG]
 
 
 def _name_compiler() -> None:
@@ -66,9 +72,33 @@ def _name_compiler() -> None:
     target = os.environ.get(TARGET, "")
     folder = Path("build/zig", target).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    for name, command in (("CC", "cc"), ("CXX", "c++"), ("AR", "ar"), ("RANLIB", "ranlib")):
-        given = f"{command} -target {target}" if target and command in ("cc", "c++") else command
+    made = {}
+    for command in ("c++", "ar", "ranlib"):
         script = folder / f"zig-{command}"
+        given = f"c++ {_machine_of(target)}" if command == "c++" else command
         script.write_text(_SCRIPT.format(python=sys.executable, given=given))
         script.chmod(0o755)
-        os.environ[name] = str(script)
+        made[command] = str(script)
+    os.environ["CXX"] = made["c++"]
+    # CMake asks no variable for these two.
+    told = [f"-DCMAKE_AR={made['ar']}", f"-DCMAKE_RANLIB={made['ranlib']}", *_told_of(target)]
+    os.environ["CMAKE_ARGS"] = shlex.join([*shlex.split(os.environ.get("CMAKE_ARGS", "")), *told])
+
+
+def _machine_of(target: str) -> str:
+    """Without a target, it would take every instruction that this processor has."""
+    return f"-target {target}" if target else "-mcpu=baseline"
+
+
+def _told_of(target: str) -> list[str]:
+    """What CMake, and the names of wheel and module, are told of another machine."""
+    if not target:
+        return []
+    machine = target.partition("-")[0]
+    os.environ["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"
+    python = f"cpython-{sys.version_info[0]}{sys.version_info[1]}-{machine}-linux-gnu"
+    return [
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        f"-DCMAKE_SYSTEM_PROCESSOR={machine}",
+        f"-DSM_SUFFIX=.{'abi3' if sys.version_info >= (3, 12) else python}.so",
+    ]

