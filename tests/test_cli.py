@@ -447,3 +447,25 @@ def test_verbose_says_what_the_cache_has(pool: PoolOnDisk, own_cache: Path) -> N
     assert "is made" in first and "is found" not in first
     assert "is found" in (again := sigmerge("profile", file, "-v").err) and "is made" not in again
     assert "cache:" not in sigmerge("profile", file).err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_of_the_shell(shell: str) -> None:
+    ran = sigmerge("--completion", shell)
+    assert ran.code == 0 and "_SIGMERGE_COMPLETE" in ran.out
+
+
+def test_completion_knows_commands_and_options() -> None:
+    def completed(*words: str) -> list[str]:
+        line = ["sigmerge", *words]
+        asked = {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
+        ran = subprocess.run(
+            [sys.executable, "-c", "from sigmerge.cli import main; main()"],
+            env={**os.environ, **asked, "_SIGMERGE_COMPLETE": "bash_complete"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return [each.partition(",")[2] for each in ran.stdout.split()]
+
+    assert completed("me") == ["merge"]
+    assert completed("merge", "--thr") == ["--threads"]
+    assert completed("merge", "--device", "c") == ["cpu", "cuda"]

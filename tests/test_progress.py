@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
+import sys
+
 import pytest
 
 from sigmerge import progress
@@ -30,3 +34,53 @@ def test_a_program_without_streams_has_a_silent_progress(monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.stderr", None)
     with progress.shown() as report:
         assert report is progress.silent
+
+
+class Terminal(io.StringIO):
+    """What the cursor's movements leave of what was written."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def lines(self) -> list[str]:
+        shown, at = [""], 0
+        for piece in re.findall(r"\x1b\[(\d*)([FJK])|(\n)|([^\x1b\n]+)", self.getvalue()):
+            count, move, end, text = piece
+            if move == "F":
+                at -= int(count)
+            elif move == "J":
+                del shown[at:]
+                shown.append("")
+            elif end:
+                at += 1
+                shown += [""] * (at + 1 - len(shown))
+            elif text:
+                shown[at] = text
+        return shown[:-1]
+
+
+def test_bars_stand_below_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, terminal = [0.0], Terminal()
+    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stderr", terminal)
+    with progress.shown() as report:
+        for second, stage, done in ((0, "blocks", 0), (1, "hashing", 1), (10, "blocks", 10)):
+            clock[0] = float(second)
+            report(stage, done, 40)
+        full, empty = "━" * progress.BAR, "─" * progress.BAR
+        quarter = full[:7] + empty[7:]
+        assert terminal.lines == [
+            f"blocks  {quarter} 10/40, 30 s left",
+            f"hashing {empty} 1/40, 5.8 min left",
+        ]
+        print("warning: something", file=sys.stderr)
+        clock[0] = 40
+        report("blocks", 40, 40)
+    assert sys.stderr is terminal
+    assert terminal.lines == [
+        "warning: something",
+        f"blocks  {full} 40/40",
+        f"hashing {empty} 1/40, 25 min left",
+    ]

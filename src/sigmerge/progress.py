@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from shutil import get_terminal_size
+from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, TextIO, cast
 
 from markupsafe import escape
 
-from sigmerge.messages import size
+from sigmerge.messages import duration, size
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, amount done, amount in all)."""
@@ -24,6 +26,8 @@ EVERY = 20.0
 """Seconds between two lines."""
 LONG_STAGE = 5.0
 """Seconds from which on the end of a stage is a line of its own."""
+BAR = 30
+"""Columns of a bar."""
 
 
 @contextmanager
@@ -70,26 +74,75 @@ def _in_notebook() -> bool:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    """Bars while the block lasts; what is printed meanwhile stands above them."""
+    streams = sys.stdout, sys.stderr
+    bars = _Bars(sys.stderr)
+    sys.stdout, sys.stderr = (cast(TextIO, _Above(each, bars)) for each in streams)
+    try:
+        yield bars
+    finally:
+        sys.stdout, sys.stderr = streams
+        bars.draw()
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
 
-        def update(stage: str, done: int, total: int) -> None:
-            amount = _amount(done, total)
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total, amount=amount)
-            bars.update(tasks[stage], completed=done, total=total, amount=amount)
+class _Bars:
+    """A line with a bar for each stage, at the end of a terminal; redrawn ten times a second."""
 
-        yield update
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._stages: dict[str, tuple[int, int, float]] = {}
+        self._shown, self._drawn, self._lock = 0, 0.0, Lock()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        with self._lock:
+            began = self._stages[stage][2] if stage in self._stages else monotonic()
+            self._stages[stage] = done, total, began
+            if done >= total or monotonic() - self._drawn >= 0.1:
+                self._draw()
+
+    def draw(self) -> None:
+        with self._lock:
+            self._draw()
+
+    def clear(self) -> None:
+        """Take the bars away; the next change draws them again."""
+        with self._lock:
+            if self._shown:
+                self._stream.write(self._back() + "\x1b[J")
+                self._shown = 0
+
+    def _draw(self) -> None:
+        columns = get_terminal_size().columns - 1
+        width = max([0, *map(len, self._stages)])
+        lines = [self._line(stage, width)[:columns] for stage in self._stages]
+        self._stream.write(self._back() + "".join(f"{line}\x1b[K\n" for line in lines))
+        self._stream.flush()
+        self._shown, self._drawn = len(lines), monotonic()
+
+    def _back(self) -> str:
+        return f"\x1b[{self._shown}F" if self._shown else ""
+
+    def _line(self, stage: str, width: int) -> str:
+        done, total, began = self._stages[stage]
+        filled = int(BAR * min(done / max(total, 1), 1))
+        left = (monotonic() - began) * (total - done) / done if 0 < done < total else 0
+        time = f", {duration(left)} left" if left >= 1 else ""
+        bar = "━" * filled + "─" * (BAR - filled)
+        return f"{stage:{width}} {bar} {_amount(done, total)}{time}"
+
+
+class _Above:
+    """A stream whose text stands above the bars."""
+
+    def __init__(self, stream: TextIO, bars: _Bars) -> None:
+        self._stream, self._bars = stream, bars
+
+    def write(self, text: str) -> int:
+        self._bars.clear()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _amount(done: int, total: int) -> str:

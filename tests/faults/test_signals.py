@@ -123,7 +123,7 @@ def test_a_signal_ends_a_command_in_one_line(
 
 LOADING = {
     "contextvars": "operators",
-    "typer": "operators",
+    "click": "operators",
     "sigmerge.cli.app": "operators",
     "numpy": "merge merge.yaml {out}",
     "sigmerge.checkpoints.folder": "verify anchor",

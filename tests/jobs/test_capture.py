@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from click.testing import CliRunner  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
 
 import sigmerge  # noqa: E402
 from sigmerge import kept  # noqa: E402

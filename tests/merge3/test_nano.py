@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from sigmerge.cli.ending import app
 from sigmerge.evaluation.how import How

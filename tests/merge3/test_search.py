@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import sigmerge
 from sigmerge.cli.ending import app

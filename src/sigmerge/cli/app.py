@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
-import typer
-from typer.core import TyperGroup
+import click
 
 EXIT_CODES = """\b
 Exit codes:
@@ -32,10 +32,10 @@ GROUPS = {
 """The commands by heading, in the order of `sigmerge --help`."""
 
 
-class Commands(TyperGroup):
+class Commands(click.Group):
     """Commands under their headings."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, names in GROUPS.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
             width = formatter.width - 6 - max(map(len, names))
@@ -44,17 +44,19 @@ class Commands(TyperGroup):
                 formatter.write_dl(rows)
 
 
-app = typer.Typer(
+app = Commands(
     name="sigmerge",
-    cls=Commands,
     help="Merge fine-tuned checkpoints of one reference model, then repair the merge.",
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
+
+
+def group(name: str, help: str, epilog: str | None = None) -> click.Group:
+    """A command that has commands of its own."""
+    made = click.Group(name, help=help, epilog=epilog)
+    app.add_command(made)
+    return made
 
 
 def examples(*commands: str) -> str:
@@ -64,19 +66,39 @@ def examples(*commands: str) -> str:
     )
 
 
+def _shown_first(
+    *names: str, help: str, **how: Any
+) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """An option that prints something in place of any command."""
+
+    def declared(show: Callable[[Any], None]) -> Callable[[Any], None]:
+        def answer(context: click.Context, parameter: click.Parameter, given: Any) -> None:
+            if given and not context.resilient_parsing:
+                show(given)
+                context.exit()
+
+        how.update(callback=answer, is_eager=True, expose_value=False)
+        app.params.append(click.Option(names, help=help, **how))
+        return show
+
+    return declared
+
+
+@_shown_first("--version", is_flag=True, help="Print the version.")
 def _version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
+    from importlib.metadata import version
 
-        typer.echo(f"sigmerge {version('sigmerge-llm')}")
-        raise typer.Exit
+    click.echo(f"sigmerge {version('sigmerge-llm')}")
 
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    pass
+@_shown_first(
+    "--completion", type=click.Choice(["bash", "zsh", "fish"]),
+    help='Print what completes commands in a shell, for its settings: eval "$(sigmerge '
+    '--completion bash)".',
+)  # fmt: skip
+def _completion(shell: str) -> None:
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    assert made is not None  # click has these three
+    click.echo(made(app, {}, "sigmerge", "_SIGMERGE_COMPLETE").source())

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import click
 
-from sigmerge.cli.app import app, examples
+from sigmerge.cli.app import examples, group
+from sigmerge.cli.declared import Option
 from sigmerge.cli.flags import Flags, command
 from sigmerge.messages import duration, size
 
-cache = typer.Typer(
-    no_args_is_help=True,
+cache = group(
+    "cache",
     help="Show, check or remove what is kept between runs.",
     epilog=(
         "Entries lie in the user's cache (SIGMERGE_CACHE names another place) and in the folder "
@@ -22,11 +23,10 @@ cache = typer.Typer(
         "was used longest ago goes first."
     ),
 )
-app.add_typer(cache, name="cache")
 
 Pools = Annotated[
     list[Path] | None,
-    typer.Option("--pool", help="Also what lies beside the members of this folder; repeatable."),
+    Option("--pool", help="Also what lies beside the members of this folder; repeatable."),
 ]
 
 
@@ -46,7 +46,7 @@ def cache_verify(flags: Flags, pool: Pools = None) -> None:
     found = listing(pool or (), verify=True)
     flags.emit(found, _verified_lines)
     if found.damaged:
-        raise typer.Exit(4)
+        raise click.exceptions.Exit(4)
 
 
 @command(
@@ -59,10 +59,10 @@ def cache_verify(flags: Flags, pool: Pools = None) -> None:
 def cache_prune(
     flags: Flags,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", help="Not used for so long, as 30d or 12h.")
+        str | None, Option("--older-than", help="Not used for so long, as 30d or 12h.")
     ] = None,
     larger_than: Annotated[
-        str | None, typer.Option("--larger-than", help="Larger than this, as 500MB or 2GB.")
+        str | None, Option("--larger-than", help="Larger than this, as 500MB or 2GB.")
     ] = None,
     pool: Pools = None,
 ) -> None:

@@ -9,10 +9,9 @@ import os
 import sys
 import warnings
 from contextvars import copy_context
-from copy import copy
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
-import typer
+import click
 
 from sigmerge.cli import (  # noqa: F401  (they add their commands)
     cache,
@@ -38,16 +37,12 @@ from sigmerge.errors import (
 )
 from sigmerge.messages import printable, reason
 
-if TYPE_CHECKING:
-    from typer.models import CommandInfo
-
 _python_shows = warnings.showwarning
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_THREAD = (
     "the system lets this process start no further thread: its memory, or the number of processes, "
     "is limited (ulimit -v, ulimit -u). Fewer --threads need less."
 )
-_HELP = ("--help", "-h")
 _LIBRARIES = (
     "ACCELERATE_", "CUBLAS_", "CUDA_", "HF_", "KMP_", "LD_PRELOAD", "MKL_", "NVIDIA_",
     "OMP_", "OPENBLAS_", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTORCH_", "RAY_", "TOKENIZERS_",
@@ -76,20 +71,19 @@ def run() -> NoReturn:
 
 def _ended() -> int:
     try:
-        # Without standalone mode typer returns the exit code of what it caught itself.
+        # Without standalone mode click returns the exit code of what ended early.
         # What a flag sets for the whole command, such as --rehash, ends with it.
-        code = copy_context().run(_named(sys.argv[1:2]), standalone_mode=False)
+        code = copy_context().run(app.main, prog_name="sigmerge", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except MemoryFull as error:
         return _full(error)
     except SigmergeError as error:
         return _failed(str(error), error.exit_code)
-    except typer.Exit as stop:
-        return stop.exit_code
-    except SystemExit as stop:  # so typer ends on a broken pipe, which is no stream of ours
-        if not isinstance(stop.__context__, BrokenPipeError):
-            raise
-        return _failed("a pipe to another process broke.", 1)
+    except click.ClickException as error:
+        if "--json" in sys.argv:
+            return _failed(error.format_message(), 2)
+        error.show()
+        return 2
     except OSError as error:
         code = OutputError.exit_code if error.errno in _UNWRITABLE else 1
         return _failed(f"{error.filename or 'a file'}: {reason(error)}.", code)
@@ -105,11 +99,6 @@ def _ended() -> int:
 
         if is_full(error):
             return _full(full(f"sigmerge {' '.join(sys.argv[1:2])}", error))
-        if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
-            if "--json" in sys.argv:
-                return _failed(error.format_message(), 2)  # type: ignore[attr-defined]
-            error.show()
-            return 2
         if is_verbose() and not signals.arrived():
             raise
         told = sorted(name for name in os.environ if name.startswith(_LIBRARIES))
@@ -136,39 +125,6 @@ def _panicked(error: BaseException) -> int:
     )
 
 
-def _named(given: list[str]) -> typer.Typer:
-    """The application with the one command that is given; with all, where that names none.
-
-    typer builds every command that it has, which takes longer than many a merge.
-    """
-    commands = [one for one in app.registered_commands if _name(one) in given]
-    groups = [one for one in app.registered_groups if one.name in given]
-    one = copy(app)
-    if given and given[0] in _HELP:
-        commands, groups = [_told(each) for each in app.registered_commands], app.registered_groups
-    elif not commands and not groups:
-        return app
-    one.registered_commands, one.registered_groups = commands, groups
-    return one
-
-
-def _told(command: CommandInfo) -> CommandInfo:
-    """A command as the list of all shows it: without its options."""
-    assert command.callback is not None  # every command here is a function
-
-    def nothing() -> None: ...
-
-    nothing.__name__, nothing.__doc__ = command.callback.__name__, command.callback.__doc__
-    shown = copy(command)
-    shown.callback = nothing
-    return shown
-
-
-def _name(command: CommandInfo) -> str:
-    assert command.callback is not None  # every command here is a function
-    return (command.name or command.callback.__name__).replace("_", "-")
-
-
 def _show(
     message: Warning | str,
     category: type[Warning],
@@ -179,7 +135,7 @@ def _show(
 ) -> None:
     """Our own warnings as a line; those of libraries as Python prints them."""
     if issubclass(category, SigmergeWarning):
-        typer.echo(f"warning: {printable(str(message))}", err=True)
+        click.echo(f"warning: {printable(str(message))}", err=True)
     else:
         _python_shows(message, category, filename, lineno, file, line)
 
@@ -188,7 +144,7 @@ class _Reported(logging.Handler):
     """What the package reports while it works, as a line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(printable(record.getMessage()), err=True)
+        click.echo(printable(record.getMessage()), err=True)
 
 
 _LOG, _REPORTED = logging.getLogger("sigmerge"), _Reported()
@@ -208,6 +164,6 @@ def _failed(message: str, code: int) -> int:
         return code
     told = with_addresses(message)
     if "--json" in sys.argv:
-        typer.echo(json.dumps({"error": {"message": told, "exit_code": code}}, indent=2))
-    typer.echo(f"error: {printable(told)}", err=True)
+        click.echo(json.dumps({"error": {"message": told, "exit_code": code}}, indent=2))
+    click.echo(f"error: {printable(told)}", err=True)
     return code

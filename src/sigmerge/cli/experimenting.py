@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from sigmerge.cli.app import app, examples
+from sigmerge.cli.app import examples, group
+from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import PLACED, READ, WORKING, Flags, OutFolder, command, recipe_file
 
 
@@ -19,13 +18,13 @@ def _source(given: str) -> str:
 
 SuiteSource = Annotated[
     str,
-    typer.Argument(
+    Argument(
         callback=_source, help="nano-study, nano-compare, nano-paper, paper, real, or a YAML file."
     ),
 ]
 PoolFolders = Annotated[
     list[Path] | None,
-    typer.Option("--pool", help="Pool folder, in place of the suite's pools; repeatable."),
+    Option("--pool", help="Pool folder, in place of the suite's pools; repeatable."),
 ]
 
 
@@ -42,7 +41,7 @@ def suite(
     flags: Flags,
     pool: PoolFolders = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, help="Processes that make runs side by side.")
+        int, Option("--jobs", min=1, help="Processes that make runs side by side.")
     ] = 1,
 ) -> None:
     """Run pools × anchors × settings into one store.
@@ -68,12 +67,12 @@ def _suite_lines(result: Any) -> Iterator[str]:
 )
 def analyze(
     flags: Flags,
-    store: Annotated[Path, typer.Argument(help="Folder of a suite, or its results.sqlite.")],
+    store: Annotated[Path, Argument(help="Folder of a suite, or its results.sqlite.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write; default: beside the store.")
+        Path | None, Option("--out", help="Folder to write; default: beside the store.")
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Of the scores.")] = "evaluation",
-    title: Annotated[str, typer.Option("--title", help="Of the page.")] = "The experiment",
+    split: Annotated[str, Option("--split", help="Of the scores.")] = "evaluation",
+    title: Annotated[str, Option("--title", help="Of the page.")] = "The experiment",
 ) -> None:
     """Write statistics, tables and figures of a store."""
     from sigmerge.lab.experiments.analyze import AnalyzeJob
@@ -100,7 +99,7 @@ def _analysis_lines(result: Any) -> Iterator[str]:
 def anchors(
     source: Annotated[
         str,
-        typer.Argument(callback=_source, help="A recipe with a repair: section, or a suite."),
+        Argument(callback=_source, help="A recipe with a repair: section, or a suite."),
     ],
     flags: Flags,
     pool: PoolFolders = None,
@@ -134,8 +133,7 @@ def _anchor_lines(result: Any) -> Iterator[str]:
     yield f"  (from {result.evidence['made_by']})"
 
 
-probe = typer.Typer(no_args_is_help=True, help="Make probe prompts for the representation view.")
-app.add_typer(probe, name="probe")
+probe = group("probe", "Make probe prompts for the representation view.")
 
 
 @command(
@@ -148,24 +146,22 @@ app.add_typer(probe, name="probe")
     ),
 )
 def probe_build(
-    out: Annotated[Path, typer.Argument(help="New JSONL file of prompts.")],
+    out: Annotated[Path, Argument(help="New JSONL file of prompts.")],
     flags: Flags,
     suite: Annotated[
-        str | None, typer.Option("--suite", help="Draw from a suite's calibration items.")
+        str | None, Option("--suite", help="Draw from a suite's calibration items.")
     ] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option("--data", help="JSONL of a domain, named after it; repeatable."),
+        Option("--data", help="JSONL of a domain, named after it; repeatable."),
     ] = None,
     benchmarks: Annotated[
-        Path | None, typer.Option("--benchmarks", help="Folder with the suite's files.")
+        Path | None, Option("--benchmarks", help="Folder with the suite's files.")
     ] = None,
-    per_domain: Annotated[
-        int, typer.Option("--per-domain", min=1, help="Prompts of each domain.")
-    ] = 20,
-    seed: Annotated[int, typer.Option("--seed", help="Decides which are drawn.")] = 0,
+    per_domain: Annotated[int, Option("--per-domain", min=1, help="Prompts of each domain.")] = 20,
+    seed: Annotated[int, Option("--seed", help="Decides which are drawn.")] = 0,
     template: Annotated[
-        Path | None, typer.Option("--template", help="File with {prompt} where it goes.")
+        Path | None, Option("--template", help="File with {prompt} where it goes.")
     ] = None,
 ) -> None:
     """Draw as many prompts from each domain, up to the response."""

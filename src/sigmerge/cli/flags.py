@@ -10,10 +10,11 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-import typer
+import click
 
 from sigmerge.cli import show
 from sigmerge.cli.app import app
+from sigmerge.cli.declared import Argument, DeclaredCommand, Option
 
 if TYPE_CHECKING:
     from sigmerge.jobs.options import Options
@@ -49,22 +50,22 @@ def recipe_file(file: Path) -> Path:
 
 RecipeFile = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         callback=recipe_file, help="YAML recipe, in mergekit's dialect; -: from the standard input."
     ),
 ]
-OutFolder = Annotated[Path, typer.Argument(help="New folder for the result.")]
+OutFolder = Annotated[Path, Argument(help="New folder for the result.")]
 AnchorFolder = Annotated[
-    Path | None, typer.Option("--anchor", help="Stored merge to look at, ours or another tool's.")
+    Path | None, Option("--anchor", help="Stored merge to look at, ours or another tool's.")
 ]
 SuiteName = Annotated[
-    str, typer.Option("--suite", help="mergebench, nano, a suite's YAML, or a nano pool's folder.")
+    str, Option("--suite", help="mergebench, nano, a suite's YAML, or a nano pool's folder.")
 ]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder with the benchmarks' files; default SIGMERGE_DATA."),
+    Option("--data", help="Folder with the benchmarks' files; default SIGMERGE_DATA."),
 ]
-UseHub = Annotated[bool, typer.Option("--hub", help="Read what is not in --data from the hub.")]
+UseHub = Annotated[bool, Option("--hub", help="Read what is not in --data from the hub.")]
 
 
 def _reuse(asked: bool) -> bool:
@@ -81,12 +82,12 @@ def _number(text: str | None) -> float | str | None:
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"--scale is a number or calibrated, not {text!r}") from None
+        raise click.BadParameter(f"--scale is a number or calibrated, not {text!r}") from None
 
 
 def _declared(kind: Any, default: Any, *names: str, **how: Any) -> Any:
     """A field that is an option of the command line."""
-    return field(default=default, metadata={"kind": Annotated[kind, typer.Option(*names, **how)]})
+    return field(default=default, metadata={"kind": Annotated[kind, Option(*names, **how)]})
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ MERGED = (*WRITTEN, *CHANGED, *READ, "allow_nonfinite", "rehash", *PLACED, *WORK
 
 
 def command(
-    *taken: str, epilog: str, name: str | None = None, of: typer.Typer = app
+    *taken: str, epilog: str, name: str | None = None, of: click.Group = app
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function whose `flags` are the shared options that it names."""
     known = {each.name: each for each in fields(Flags)}
@@ -233,7 +234,7 @@ def command(
 
     def declared(function: Callable[..., None]) -> Callable[..., None]:
         called = _Command(function, shared)
-        of.command(name, epilog=epilog)(called)
+        of.add_command(DeclaredCommand(called, name, epilog))
         return called
 
     return declared
@@ -242,7 +243,7 @@ def command(
 class _Command:
     """A function with shared options in the place of its `flags`.
 
-    What it takes is looked up when typer asks: a process runs one command, and has dozens.
+    What it takes is looked up when click asks: a process runs one command, and has dozens.
     """
 
     def __init__(self, function: Callable[..., None], shared: Sequence[Field[Any]]) -> None:
@@ -266,10 +267,6 @@ class _Command:
             for each in self._shared
         ]
         return taking.replace(parameters=[*kept, *more])
-
-    @property
-    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
-        return {each.name: each.annotation for each in self.__signature__.parameters.values()}
 
     def __call__(self, **given: Any) -> None:
         flags = Flags(**{each.name: given.pop(each.name) for each in self._shared})

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from sigmerge.cli.app import examples
+from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import Flags, command
 from sigmerge.messages import counted, size
 
 PRINTED = 12
 """Tensors that are listed; --json has all."""
 
-Model = Annotated[Path, typer.Argument(help="Checkpoint folder, or model+adapter.")]
+Model = Annotated[Path, Argument(help="Checkpoint folder, or model+adapter.")]
 
 
 @command(
@@ -25,10 +24,10 @@ Model = Annotated[Path, typer.Argument(help="Checkpoint folder, or model+adapter
     ),
 )
 def init(
-    pool: Annotated[Path, typer.Argument(help="Folder with reference/ and one folder per expert.")],
+    pool: Annotated[Path, Argument(help="Folder with reference/ and one folder per expert.")],
     flags: Flags,
-    recipe: Annotated[Path, typer.Argument(help="Recipe to write.")] = Path("recipe.yaml"),
-    method: Annotated[str, typer.Option(help="Merge method.")] = "task_arithmetic",
+    recipe: Annotated[Path, Argument(help="Recipe to write.")] = Path("recipe.yaml"),
+    method: Annotated[str, Option(help="Merge method.")] = "task_arithmetic",
 ) -> None:
     """Write a recipe for a pool, to start from."""
     from sigmerge.jobs.inspect import write_recipe
@@ -42,7 +41,7 @@ def init(
 @command("allow_pickle", epilog=examples("sigmerge inspect pool/math", "sigmerge inspect pool/"))
 def inspect(
     checkpoints: Annotated[
-        list[Path], typer.Argument(help="Checkpoint folders, model+adapter, or a pool's folder.")
+        list[Path], Argument(help="Checkpoint folders, model+adapter, or a pool's folder.")
     ],
     flags: Flags,
 ) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from sigmerge.cli.app import examples
+from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import Flags, OutFolder, RecipeFile, command
 from sigmerge.messages import size
 
@@ -21,14 +20,14 @@ from sigmerge.messages import size
     ),
 )  # fmt: skip
 def extract(
-    model: Annotated[Path, typer.Argument(help="Folder of the tuned model.")],
+    model: Annotated[Path, Argument(help="Folder of the tuned model.")],
     out: OutFolder,
-    base: Annotated[Path, typer.Option("--base", help="Folder of the model it was tuned from.")],
+    base: Annotated[Path, Option("--base", help="Folder of the model it was tuned from.")],
     flags: Flags,
-    rank: Annotated[int | None, typer.Option("--rank", help="Largest rank of an update.")] = None,
+    rank: Annotated[int | None, Option("--rank", help="Largest rank of an update.")] = None,
     energy: Annotated[
         float | None,
-        typer.Option("--energy", help="Part of each update's squared norm to keep, up to 1."),
+        Option("--energy", help="Part of each update's squared norm to keep, up to 1."),
     ] = None,
 ) -> None:
     """Extract a LoRA adapter in PEFT's format from a tuned model.

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+import click
 
 from sigmerge.cli import show
 from sigmerge.cli.app import examples
+from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import (
     MERGED,
     PLACED,
@@ -93,10 +94,10 @@ def capture(
     recipe: RecipeFile,
     flags: Flags,
     expert: Annotated[
-        list[str] | None, typer.Option("--expert", help="Only this expert; may be repeated.")
+        list[str] | None, Option("--expert", help="Only this expert; may be repeated.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the statistics; else beside the pool.")
+        Path | None, Option("--out", help="Folder for the statistics; else beside the pool.")
     ] = None,
 ) -> None:
     """Measure the statistics that the recipe's operator needs.
@@ -149,11 +150,11 @@ def deficits(recipe: RecipeFile, flags: Flags, anchor: AnchorFolder = None) -> N
     ),
 )
 def repair(
-    paths: Annotated[list[Path], typer.Argument(help="RECIPE OUT, or OUT alone with --plan.")],
+    paths: Annotated[list[Path], Argument(help="RECIPE OUT, or OUT alone with --plan.")],
     flags: Flags,
     anchor: AnchorFolder = None,
     plan: Annotated[
-        Path | None, typer.Option("--plan", help="Make the repair of this plan.json again.")
+        Path | None, Option("--plan", help="Make the repair of this plan.json again.")
     ] = None,
 ) -> None:
     """Give a stored merge back what it took from each domain.
@@ -168,9 +169,9 @@ def repair(
     from sigmerge.jobs.replay import ReplayJob
 
     if len(paths) != (1 if plan else 2):
-        raise typer.BadParameter("give OUT alone with --plan, otherwise RECIPE and OUT")
+        raise click.BadParameter("give OUT alone with --plan, otherwise RECIPE and OUT")
     if plan and (flags.changes or flags.seed is not None):
-        raise typer.BadParameter("a plan is made again as it is; leave the other options out")
+        raise click.BadParameter("a plan is made again as it is; leave the other options out")
     stored, out = anchor and place_of(anchor), target(paths[-1])
 
     def job_of(how: Options) -> ReplayJob | RepairJob:
@@ -204,26 +205,24 @@ def search(
     recipe: RecipeFile,
     out: OutFolder,
     flags: Flags,
-    population: Annotated[
-        int | None, typer.Option(help="Candidates per generation; default 24.")
-    ] = None,
+    population: Annotated[int | None, Option(help="Candidates per generation; default 24.")] = None,
     generations: Annotated[
-        int | None, typer.Option(help="Generations, the first included; default: calls/population.")
+        int | None, Option(help="Generations, the first included; default: calls/population.")
     ] = None,
-    calls: Annotated[int | None, typer.Option(help="Evaluation calls in all; default 240.")] = None,
+    calls: Annotated[int | None, Option(help="Evaluation calls in all; default 240.")] = None,
     items: Annotated[
-        int | None, typer.Option(help="Items a candidate answers per benchmark; default 20.")
+        int | None, Option(help="Items a candidate answers per benchmark; default 20.")
     ] = None,
     estimator: Annotated[
         Literal["mean", "p-irt", "gp-irt", "mp-irt", "gmp-irt"] | None,
-        typer.Option(help="What scores are estimated by; default gmp-irt."),
+        Option(help="What scores are estimated by; default gmp-irt."),
     ] = None,
     extraction: Annotated[
         Literal["uniform", "clusters"] | None,
-        typer.Option(help="How the items are drawn; default uniform."),
+        Option(help="How the items are drawn; default uniform."),
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="nano, a suite's YAML file, or a pool's folder.")
+        str | None, Option(help="nano, a suite's YAML file, or a pool's folder.")
     ] = None,
 ) -> None:
     """Search a merge's coefficients by evolution (MERGE³).
@@ -246,9 +245,9 @@ def search(
 @command("overwrite", "threads", "dry_run", epilog=examples("sigmerge demo"))
 def demo(
     flags: Flags,
-    out: Annotated[Path, typer.Argument(help="Folder for the results.")] = Path("demo-out"),
+    out: Annotated[Path, Argument(help="Folder for the results.")] = Path("demo-out"),
     calls: Annotated[
-        int, typer.Option("--calls", help="Evaluation calls of the tuning; 0: no tuning.", min=0)
+        int, Option("--calls", help="Evaluation calls of the tuning; 0: no tuning.", min=0)
     ] = 8,
 ) -> None:
     """Merge, repair and tune the embedded pool.
@@ -263,7 +262,7 @@ def demo(
 
 @command(epilog=examples("sigmerge report run/", "sigmerge report merged/"))
 def report(
-    folder: Annotated[Path, typer.Argument(help="What run, tune, merge, repair or demo wrote.")],
+    folder: Annotated[Path, Argument(help="What run, tune, merge, repair or demo wrote.")],
     flags: Flags,
 ) -> None:
     """Write the page of a result, from its records."""
@@ -281,20 +280,18 @@ def report(
     ),
 )  # fmt: skip
 def verify(
-    folders: Annotated[list[Path], typer.Argument(help="A result, or checkpoints with --pool.")],
+    folders: Annotated[list[Path], Argument(help="A result, or checkpoints with --pool.")],
     flags: Flags,
     pool: Annotated[
-        bool, typer.Option("--pool", help="Check that experts fit the reference, named first.")
+        bool, Option("--pool", help="Check that experts fit the reference, named first.")
     ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Compute some blocks again from the inputs.")
+        bool, Option("--deep", help="Compute some blocks again from the inputs.")
     ] = False,
-    blocks: Annotated[
-        str, typer.Option("--blocks", help="With --deep: how many blocks, or all.")
-    ] = "4",
+    blocks: Annotated[str, Option("--blocks", help="With --deep: how many blocks, or all.")] = "4",
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, help="Draws the blocks; else another at every run."),
+        Option("--seed", min=0, help="Draws the blocks; else another at every run."),
     ] = None,
 ) -> None:
     """Check a result against its records, or a pool.
@@ -305,9 +302,9 @@ def verify(
     from sigmerge.jobs.verify import VerifyJob, VerifyPoolJob
 
     if not pool and len(folders) != 1:
-        raise typer.BadParameter("give one result, or --pool with the reference and the experts")
+        raise click.BadParameter("give one result, or --pool with the reference and the experts")
     if blocks != "all" and not (blocks.isdecimal() and int(blocks[:9])):
-        raise typer.BadParameter(f"--blocks is a number from 1 on or all, not {blocks!r}")
+        raise click.BadParameter(f"--blocks is a number from 1 on or all, not {blocks!r}")
     count = None if blocks == "all" else int(blocks[:9])
     experts = {folder.name: folder for folder in folders[1:]}
 
@@ -319,4 +316,4 @@ def verify(
     reports = replace(flags, rehash=True).run(job_of)
     flags.emit(reports, show.report_lines)
     if not all(report.ok for report in reports):
-        raise typer.Exit(3)
+        raise click.exceptions.Exit(3)

@@ -6,34 +6,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 from sigmerge.cli import show
-from sigmerge.cli.app import app, examples
+from sigmerge.cli.app import examples, group
+from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import Flags, OutFolder, command
 
-pool = typer.Typer(
-    help="Make a pool: train an embedded or a real one, import GGUF.", no_args_is_help=True
-)
-app.add_typer(pool, name="pool")
+pool = group("pool", "Make a pool: train an embedded or a real one, import GGUF.")
 
-TrainedOn = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Where it is trained.")]
+TrainedOn = Annotated[Literal["cpu", "cuda"], Option("--device", help="Where it is trained.")]
 
 
 @command(name="nano", of=pool, epilog=examples("sigmerge pool nano my-pool/ --seed 3"))
 def nano(
     out: OutFolder,
     flags: Flags,
-    seed: Annotated[int, typer.Option("--seed", help="Decides the facts and the training.")] = 0,
+    seed: Annotated[int, Option("--seed", help="Decides the facts and the training.")] = 0,
     size: Annotated[
-        Literal["mini", "nano", "6.7M", "26M"], typer.Option("--size", help="Of each model.")
+        Literal["mini", "nano", "6.7M", "26M"], Option("--size", help="Of each model.")
     ] = "nano",
     device: TrainedOn = "cpu",
     rate: Annotated[
-        float | None, typer.Option("--rate", help="Peak learning rate of the experts.")
+        float | None, Option("--rate", help="Peak learning rate of the experts.")
     ] = None,
     replay: Annotated[
-        float | None, typer.Option("--replay", help="Part of their batches from the mixture.")
+        float | None, Option("--replay", help="Part of their batches from the mixture.")
     ] = None,
 ) -> None:
     """Train a reference and five experts from a seed."""
@@ -53,7 +49,7 @@ def verify(
     flags: Flags,
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="POOL", help="An embedded pool; the shipped one by default."),
+        Argument(metavar="POOL", help="An embedded pool; the shipped one by default."),
     ] = None,
 ) -> None:
     """Check the SHA-256 sums of an embedded pool's files."""
@@ -71,11 +67,11 @@ def verify(
     epilog=examples("sigmerge pool gguf SmolLM2-135M-Instruct.Q4_1.gguf reference/"),
 )
 def gguf(
-    file: Annotated[Path, typer.Argument(help="GGUF file of the Llama architecture.")],
+    file: Annotated[Path, Argument(help="GGUF file of the Llama architecture.")],
     out: OutFolder,
     flags: Flags,
     dtype: Annotated[
-        Literal["bfloat16", "float32"], typer.Option("--dtype", help="Type of the weights.")
+        Literal["bfloat16", "float32"], Option("--dtype", help="Type of the weights.")
     ] = "bfloat16",
 ) -> None:
     """Turn a GGUF file into a checkpoint folder."""
@@ -91,13 +87,13 @@ def gguf(
     epilog=examples("sigmerge pool data public/ real/data --chat reference/"),
 )
 def data(
-    folder: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of public data.")],
+    folder: Annotated[Path, Argument(metavar="DATA", help="Folder of public data.")],
     out: OutFolder,
     flags: Flags,
-    seed: Annotated[int, typer.Option("--seed", help="Decides what is drawn.")] = 0,
+    seed: Annotated[int, Option("--seed", help="Decides what is drawn.")] = 0,
     chat: Annotated[
         Path | None,
-        typer.Option("--chat", help="Checkpoint whose chat template exemplars and probes get."),
+        Option("--chat", help="Checkpoint whose chat template exemplars and probes get."),
     ] = None,
 ) -> None:
     """Make training pairs, held-out items, exemplars and probe prompts.
@@ -125,20 +121,20 @@ def data(
     ),
 )
 def train(
-    reference: Annotated[Path, typer.Argument(help="Checkpoint that every expert starts from.")],
-    data: Annotated[Path, typer.Argument(help="What `sigmerge pool data` made.")],
+    reference: Annotated[Path, Argument(help="Checkpoint that every expert starts from.")],
+    data: Annotated[Path, Argument(help="What `sigmerge pool data` made.")],
     out: OutFolder,
     flags: Flags,
-    steps: Annotated[int, typer.Option("--steps", help="Batches of each expert.")] = 300,
-    rate: Annotated[float, typer.Option("--rate", help="Peak learning rate.")] = 2e-4,
-    batch: Annotated[int, typer.Option("--batch", help="Pairs of a batch.")] = 32,
-    seed: Annotated[int, typer.Option("--seed", help="Decides the order of the pairs.")] = 0,
+    steps: Annotated[int, Option("--steps", help="Batches of each expert.")] = 300,
+    rate: Annotated[float, Option("--rate", help="Peak learning rate.")] = 2e-4,
+    batch: Annotated[int, Option("--batch", help="Pairs of a batch.")] = 32,
+    seed: Annotated[int, Option("--seed", help="Decides the order of the pairs.")] = 0,
     device: TrainedOn = "cpu",
     expert: Annotated[
-        list[str] | None, typer.Option("--expert", help="Only this domain; repeatable.")
+        list[str] | None, Option("--expert", help="Only this domain; repeatable.")
     ] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, help="Experts that are trained side by side.")
+        int, Option("--jobs", min=1, help="Experts that are trained side by side.")
     ] = 1,
 ) -> None:
     """Fine-tune one expert a domain into a pool.

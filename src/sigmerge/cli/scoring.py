@@ -5,24 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+import click
 
 from sigmerge.cli import evaluation_lines as lines
 from sigmerge.cli import show
-from sigmerge.cli.app import app, examples
+from sigmerge.cli.app import examples, group
+from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import DataFolder, Flags, SuiteName, UseHub, command
 
 SplitName = Annotated[
     Literal["calibration", "evaluation", "all"],
-    typer.Option("--split", help="calibration: the drawn items."),
+    Option("--split", help="calibration: the drawn items."),
 ]
 SplitsFile = Annotated[
-    Path | None, typer.Option("--splits", help="Split file; default: what build would write.")
+    Path | None, Option("--splits", help="Split file; default: what build would write.")
 ]
-Backend = Annotated[Literal["hf", "vllm"], typer.Option("--backend", help="What generates.")]
+Backend = Annotated[Literal["hf", "vllm"], Option("--backend", help="What generates.")]
 LoadedAs = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option("--dtype", help="Of weights; auto: as saved on a GPU, else float32."),
+    Option("--dtype", help="Of weights; auto: as saved on a GPU, else float32."),
 ]
 
 
@@ -31,7 +32,7 @@ LoadedAs = Annotated[
     epilog=examples("sigmerge evaluate merged/ --suite mergebench --split evaluation --data data/"),
 )  # fmt: skip
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder to score.")],
+    checkpoint: Annotated[Path, Argument(help="Checkpoint folder to score.")],
     flags: Flags,
     suite: SuiteName = "mergebench",
     split: SplitName = "calibration",
@@ -39,27 +40,25 @@ def evaluate(
     hub: UseHub = False,
     splits_file: SplitsFile = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="First items of each benchmark only.")
+        int | None, Option("--limit", min=1, help="First items of each benchmark only.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--benchmark", help="Only this benchmark; repeatable.")
+        list[str] | None, Option("--benchmark", help="Only this benchmark; repeatable.")
     ] = None,
     backend: Backend = "hf",
     dtype: LoadedAs = "auto",
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", min=0, help="0: found automatically.")
-    ] = 0,
+    batch_size: Annotated[int, Option("--batch-size", min=0, help="0: found automatically.")] = 0,
     judge: Annotated[
         str | None,
-        typer.Option("--judge", help="A WildGuard checkpoint's folder, or keyword; default: none."),
+        Option("--judge", help="A WildGuard checkpoint's folder, or keyword; default: none."),
     ] = None,
     allow_code: Annotated[
         bool,
-        typer.Option("--allow-code-execution", help="Run generated programs, in a sandbox."),
+        Option("--allow-code-execution", help="Run generated programs, in a sandbox."),
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the result here.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Also write the result here.")] = None,
     answers: Annotated[
-        Path | None, typer.Option("--answers", help="Write what the model answered, as JSON lines.")
+        Path | None, Option("--answers", help="Write what the model answered, as JSON lines.")
     ] = None,
 ) -> None:
     """Score a checkpoint on a suite. Items that were scored before are not scored again.
@@ -72,7 +71,7 @@ def evaluate(
 
     def announce(cost: Any) -> None:
         if not flags.as_json and not flags.quiet:
-            typer.echo(lines.estimate_line(cost), err=True)
+            click.echo(lines.estimate_line(cost), err=True)
 
     with show.progress(flags.as_json or flags.quiet) as bar:
         how = How(
@@ -88,40 +87,39 @@ def evaluate(
 
 @command(epilog=examples("sigmerge aggregate merged.json repaired.json --expert math=math.json"))
 def aggregate(
-    files: Annotated[list[Path], typer.Argument(help="Result files of sigmerge evaluate.")],
+    files: Annotated[list[Path], Argument(help="Result files of sigmerge evaluate.")],
     flags: Flags,
     expert: Annotated[
-        list[str] | None, typer.Option("--expert", help="NAME=FILE of an expert; repeatable.")
+        list[str] | None, Option("--expert", help="NAME=FILE of an expert; repeatable.")
     ] = None,
 ) -> None:
     """Put results side by side, with gaps to the experts."""
     from sigmerge.jobs.aggregate import aggregate as verb
 
     if wrong := [text for text in expert or [] if "=" not in text]:
-        raise typer.BadParameter(f"--expert {wrong[0]}: expected NAME=FILE")
+        raise click.BadParameter(f"--expert {wrong[0]}: expected NAME=FILE")
     experts = {name: Path(file) for name, file in (text.split("=", 1) for text in expert or [])}
     flags.emit(verb(files, experts), lines.aggregate_lines)
 
 
-splits = typer.Typer(no_args_is_help=True, help="Fix and check which records calibrate.")
-app.add_typer(splits, name="splits")
+splits = group("splits", "Fix and check which records calibrate.")
 
 
 @command(
     name="build", of=splits, epilog=examples("sigmerge splits build splits.json --data benchmarks/")
 )
 def splits_build(
-    file: Annotated[Path, typer.Argument(help="Split file to write.")],
+    file: Annotated[Path, Argument(help="Split file to write.")],
     flags: Flags,
     suite: SuiteName = "mergebench",
     data: DataFolder = None,
     hub: UseHub = False,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="Divide anew by this seed; default: the suite's own."),
+        Option("--seed", help="Divide anew by this seed; default: the suite's own."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--benchmark", help="Only this benchmark; repeatable.")
+        list[str] | None, Option("--benchmark", help="Only this benchmark; repeatable.")
     ] = None,
 ) -> None:
     """Divide every benchmark 20/80, and draw calibration items."""
@@ -137,7 +135,7 @@ def splits_build(
     epilog=examples("sigmerge splits verify splits.json --data benchmarks/"),
 )
 def splits_verify(
-    file: Annotated[Path, typer.Argument(help="Split file to check.")],
+    file: Annotated[Path, Argument(help="Split file to check.")],
     flags: Flags,
     suite: SuiteName = "mergebench",
     data: DataFolder = None,

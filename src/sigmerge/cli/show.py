@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from sigmerge.cli.signals import resumable
 from sigmerge.messages import counted, duration, printable, size
@@ -328,18 +328,15 @@ def run_lines(result: Any) -> Iterator[str]:
 
 
 def table_lines(rows: Any) -> Iterator[str]:
-    from rich.console import Console
+    from sigmerge.pages.table import PairedRow, plain
 
-    from sigmerge.pages.table import PairedRow, rich_table
-
-    listed = [
-        PairedRow(r.name, r.domains, r.anchor, r.repaired, r.gap_before, r.gap_after) for r in rows
-    ]
-    title = "Macro-5 on evaluation items of the embedded pool, on which its experts were trained"
-    console = Console(color_system=None)
-    with console.capture() as drawn:
-        console.print(rich_table(listed, title))
-    yield from drawn.get().splitlines()
+    yield "Macro-5 on evaluation items of the embedded pool, on which its experts were trained"
+    yield from plain(
+        [
+            PairedRow(r.name, r.domains, r.anchor, r.repaired, r.gap_before, r.gap_after)
+            for r in rows
+        ]
+    )
 
 
 def search_lines(result: Any) -> Iterator[str]:
@@ -428,10 +425,10 @@ def do(job: Any, dry_run: bool = False, goes_on: bool = False) -> Any:
 def emit(content: Any, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> None:
     """Print a result, or the description of a dry run."""
     if as_json:
-        typer.echo(json.dumps(plain(content), indent=2))
+        click.echo(json.dumps(plain(content), indent=2))
         return
     chosen = description_lines if hasattr(content, "steps") else lines
-    typer.echo(printable("\n".join(chosen(content)).rstrip()))
+    click.echo(printable("\n".join(chosen(content)).rstrip()))
 
 
 def plain(content: Any) -> Any:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+import click
 
 from sigmerge.cli import show
 from sigmerge.cli.app import examples
+from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import (
     PLACED,
     READ,
@@ -23,7 +24,7 @@ from sigmerge.cli.flags import (
 
 RecipeOrPool = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         callback=recipe_file, help="YAML recipe, or a folder with reference/ and the experts."
     ),
 ]
@@ -42,25 +43,25 @@ def tune(
     out: OutFolder,
     flags: Flags,
     calls: Annotated[
-        int | None, typer.Option("--calls", help="Evaluation calls in all; default 24.")
+        int | None, Option("--calls", help="Evaluation calls in all; default 24.")
     ] = None,
     anchor: Annotated[
-        list[str] | None, typer.Option("--anchor", help="Operator to tune; repeatable.")
+        list[str] | None, Option("--anchor", help="Operator to tune; repeatable.")
     ] = None,
     method: Annotated[
         Literal["guided", "random", "merge3", "adamerging"] | None,
-        typer.Option("--method", help="guided, or one to compare with."),
+        Option("--method", help="guided, or one to compare with."),
     ] = None,
     objective: Annotated[
         Literal["mean", "worst", "weighted"] | None,
-        typer.Option("--objective", help="Of the domains' scores; worst: the largest deficit."),
+        Option("--objective", help="Of the domains' scores; worst: the largest deficit."),
     ] = None,
     weight: Annotated[
-        list[str] | None, typer.Option("--weight", help="DOMAIN=NUMBER, for weighted; repeatable.")
+        list[str] | None, Option("--weight", help="DOMAIN=NUMBER, for weighted; repeatable.")
     ] = None,
     floor: Annotated[
         list[str] | None,
-        typer.Option("--floor", help="DOMAIN=FRACTION of its expert to keep; repeatable."),
+        Option("--floor", help="DOMAIN=FRACTION of its expert to keep; repeatable."),
     ] = None,
 ) -> None:
     """Find the strongest merge of a pool in a few evaluation calls.
@@ -89,5 +90,5 @@ def _numbers(flag: str, given: Sequence[str] | None) -> dict[str, float] | None:
         try:
             found[name] = float(number)
         except ValueError:
-            raise typer.BadParameter(f"{flag} {text}: expected DOMAIN=NUMBER") from None
+            raise click.BadParameter(f"{flag} {text}: expected DOMAIN=NUMBER") from None
     return found

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
@@ -34,11 +33,18 @@ def cache_root() -> str:
 
 @cache
 def _users() -> str:
-    try:
-        place = platformdirs.user_cache_dir("sigmerge")
-    except RuntimeError:  # no home is known; older versions give a name with ~ then
-        place = "~"
-    return str(_of_homeless()) if place.startswith("~") else place
+    named, below = _OF_SYSTEMS.get(sys.platform, ("XDG_CACHE_HOME", "~/.cache"))
+    place = os.environ.get(named, "")
+    if not os.path.isabs(place):  # noqa: PTH117  (XDG has relative ones passed over)
+        place = os.path.expanduser(below)  # noqa: PTH111  (pathlib raises where no home is known)
+    return str(_of_homeless()) if place.startswith("~") else str(Path(place, "sigmerge"))
+
+
+_OF_SYSTEMS = {
+    "darwin": ("", "~/Library/Caches"),
+    "win32": ("LOCALAPPDATA", "~/AppData/Local"),
+}
+"""The variable that names the folder of all caches, and where it is else."""
 
 
 def _of_homeless() -> Path:

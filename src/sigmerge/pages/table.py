@@ -12,9 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rich.table import Table
-from rich.text import Text
-
 from sigmerge.errors import ScoreError
 from sigmerge.method.deficit import DomainScores, residual_gaps
 from sigmerge.records import PairedScores
@@ -161,23 +158,20 @@ def with_mean(rows: Iterable[PairedRow]) -> list[PairedRow]:
     return [*listed, mean_row(listed)] if len(listed) > 1 else listed
 
 
-def rich_table(rows: Sequence[PairedRow], title: str | None = None) -> Table:
-    """The paired table for the terminal; a repair that hurt stands out."""
-    table = Table(title=title)
-    for index, heading in enumerate(headings(rows)):
-        table.add_column(heading, justify="right" if index else "left")
-    for row in with_mean(rows):
-        name, *numbers = cells(row)
-        numbers[2] = f"[{_colour(row.gain)}]{numbers[2]}[/]"
-        # The rule below the last anchor sets the mean apart.
-        table.add_row(Text(name), *numbers, end_section=len(rows) > 1 and row is rows[-1])
-    return table
-
-
-def _colour(gain: float | None) -> str:
-    if not gain:
-        return "default"
-    return "green" if gain > 0 else "bold red"
+def plain(rows: Sequence[PairedRow]) -> list[str]:
+    """The paired table for the terminal, line by line; a rule sets the mean apart."""
+    lines = [headings(rows), *map(cells, with_mean(rows))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [
+        "  ".join(
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    rule = "─" * len(shown[0])
+    mean = [rule, *shown[1 + len(rows) :]] if shown[1 + len(rows) :] else []
+    return [shown[0], rule, *shown[1 : 1 + len(rows)], *mean]
 
 
 def markdown(rows: Sequence[PairedRow]) -> str:
