@@ -48,8 +48,9 @@ def built(python: str, machine: str, folder: Path) -> Path:
         run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", *place, ".", env=environment)
         (made,) = Path(temporary).glob("*.whl")
         repaired = Path(temporary, "repaired")
-        policy = ["--plat", f"{POLICY}_{machine}", "--wheel-dir", str(repaired)]
-        run(sys.executable, "-m", "auditwheel", "repair", *policy, str(made))
+        # Of another processor it takes no policy, and finds the oldest that the module keeps.
+        place = ["--plat", "auto", "--wheel-dir", str(repaired)]
+        run(sys.executable, "-m", "auditwheel", "repair", *place, str(made))
         (wheel,) = repaired.glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(wheel, folder / wheel.name))
@@ -64,6 +65,7 @@ def check(wheel: Path, machine: str) -> None:
             found = int.from_bytes(stream.read(20)[18:], "little")
     wrong = [
         (len(modules) != 1, f"holds {', '.join(modules)} in place of one module"),
+        (f"{POLICY}_{machine}" not in wheel.name, f"does not keep to {POLICY}"),
         (found != ELF_MACHINES[machine], f"its module is not of {machine}"),
         ("sigmerge/nano/pool/probe.jsonl" not in names, "lacks the embedded pool"),
         (wheel.stat().st_size > MOST_BYTES, f"has more than {MOST_BYTES / 1e6:.0f} MB"),

@@ -19,7 +19,6 @@ ends.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
@@ -45,6 +44,7 @@ from sigmerge.files.objects import address, open_stored, remote_file
 from sigmerge.files.safe_open import remove
 from sigmerge.files.scratch import scratch
 from sigmerge.files.sources import code_digest
+from sigmerge.files.system import lock
 
 BESIDE = ".sigmerge"
 """The folder beside a pool's members in which entries about them are kept."""
@@ -514,7 +514,7 @@ def _append(place: Path, key: str, header: Mapping[str, Any], records: Mapping[s
     """Write a line; what a killed process left without an end is cut off before."""
     try:
         with (place / f"{key}.jsonl").open("a+b") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            lock(stream.fileno(), wait=True)
             end = stream.seek(0, os.SEEK_END)
             if end:
                 stream.seek(0)

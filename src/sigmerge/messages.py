@@ -88,8 +88,10 @@ def reason(error: OSError) -> str:
     said = error.strerror or str(error)
     if error.errno != errno.EMFILE:
         return said
-    import resource  # Windows has no such limit
-
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return said
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     more = f"`ulimit -n {most}`" if now < most else "the hard limit, which root raises,"
     return f"{said}: {now} at once are allowed to a process, and {more} allows more"

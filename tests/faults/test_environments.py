@@ -99,7 +99,7 @@ def test_what_libraries_are_told_is_named_where_something_unknown_fails(
     def fails(**_: Any) -> None:
         raise ValueError("loud is no level")
 
-    monkeypatch.setattr(ending, "_named", lambda given: fails)
+    monkeypatch.setattr(ending.app, "main", fails)
     for name in (name for name in os.environ if name.startswith(ending._LIBRARIES)):
         monkeypatch.delenv(name)
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "loud")

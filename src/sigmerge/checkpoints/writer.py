@@ -44,6 +44,7 @@ from sigmerge.files.digests import digest_now
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.objects import stored_size
 from sigmerge.files.safe_open import is_regular, open_regular, remove, sync_folder
+from sigmerge.files.system import BYTES, NO_LINK, read_at, stored_bytes, write_at
 from sigmerge.kernels.dtypes import FilePlace
 from sigmerge.messages import reason
 from sigmerge.progress import Progress
@@ -283,7 +284,7 @@ class Output:
         found, nbytes, place = checksum(data.cast("B")), data.nbytes, slot.begin + position
         with self._writing():
             while data:
-                count = os.pwrite(self._files[slot.shard], data, place)
+                count = write_at(self._files[slot.shard], data, place)
                 data, place = data[count:], place + count
         self._written.note(tensor, position, nbytes, found)
 
@@ -464,16 +465,16 @@ class Output:
         needed = 0
         for name, size in zip(self.layout.files, self.layout.sizes, strict=True):
             file = self.partial / name
-            needed += size - (file.stat().st_blocks * 512 if file.exists() else 0)
+            needed += size - (stored_bytes(file.stat()) if file.exists() else 0)
         check_space(self.final, needed)
 
     def _open_shard(self, number: int) -> int:
         file = self.partial / self.layout.files[number]
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        handle = os.open(file, os.O_CREAT | os.O_RDWR | NO_LINK | BYTES, 0o644)
         self._stack.callback(os.close, handle)
         os.ftruncate(handle, self.layout.sizes[number])
-        os.pwrite(handle, self.layout.headers[number], 0)
+        write_at(handle, self.layout.headers[number], 0)
         return handle
 
     def _write_index(self) -> None:
@@ -511,7 +512,7 @@ class Output:
         return (
             there
             and os.fstat(handle).st_size == self.layout.sizes[number]
-            and os.pread(handle, len(header), 0) == header
+            and read_at(handle, len(header), 0) == header
         )
 
     def _companions(self) -> list[Path]:

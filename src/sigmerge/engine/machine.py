@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
 import time
 from contextlib import suppress
@@ -58,6 +57,10 @@ class Meter:
         with suppress(OSError, StopIteration, ValueError):
             lines = Path("/proc/self/status").read_text().splitlines()
             return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+        try:
+            import resource
+        except ImportError:  # Windows says it elsewhere
+            return 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak * (1 if sys.platform == "darwin" else 1024)
 

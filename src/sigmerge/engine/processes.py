@@ -8,15 +8,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MASKS = hasattr(signal, "pthread_sigmask")
 LOOK_SECONDS = 0.2
 """At most how long a process outlives its parent."""
 
@@ -28,11 +29,8 @@ class ProcessPool(ProcessPoolExecutor):
         self, function: Callable[_P, _T], /, *given: _P.args, **how: _P.kwargs
     ) -> Future[_T]:
         """A signal waits until the process that this may start is known; see _begin."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
+        with _signals_wait():
             return super().submit(function, *given, **how)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __exit__(
         self,
@@ -43,6 +41,17 @@ class ProcessPool(ProcessPoolExecutor):
         if kind is not None and not issubclass(kind, Exception):
             end_processes()
         self.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Until the block ends, where the system can have them wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if _MASKS else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def process_pool(processes: int) -> ProcessPool:
@@ -73,7 +82,8 @@ def _begin() -> None:
     was killed cannot end its children: each looks whether it is still there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if _MASKS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     parent = os.getppid()
 
     def look() -> None:

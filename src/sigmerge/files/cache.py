@@ -20,6 +20,7 @@ from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
 from sigmerge.files.documents import read_json, write_json
 from sigmerge.files.scratch import temporary
 from sigmerge.files.sources import PACKAGE
+from sigmerge.files.system import is_own, user
 
 
 def cache_place(name: str) -> Path:
@@ -52,11 +53,11 @@ def _of_homeless() -> Path:
 
     It is this user's alone: what is kept is believed.
     """
-    place = temporary() / f"sigmerge-cache-{os.getuid()}"
+    place = temporary() / f"sigmerge-cache-{user()}"
     with suppress(OSError):
         place.mkdir(mode=0o700, exist_ok=True)
         status = place.lstat()
-        mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+        mine = stat.S_ISDIR(status.st_mode) and is_own(status)
         if mine and not status.st_mode & 0o077:
             return place
     raise OutputError(

@@ -27,6 +27,7 @@ from sigmerge.files.cache import cache_place, keep_json, kept_json
 from sigmerge.files.mounts import kept_elsewhere
 from sigmerge.files.objects import RemoteFile, address, remote_file
 from sigmerge.files.safe_open import open_regular, regular_status
+from sigmerge.files.system import read_into
 
 GRAIN = 2_000_000_000
 """Nanoseconds. The coarsest clock of a file system in use: two writes within it can leave the same
@@ -157,7 +158,7 @@ def leaf_digests(
     found = []
     for start in range(begin, max(end, begin + 1), rule.size):
         value, at, stop = rule.hasher(), start, min(start + rule.size, end)
-        while count := os.preadv(descriptor, [buffer[: stop - at]], at):
+        while count := read_into(descriptor, buffer[: stop - at], at):
             value.update(buffer[:count])
             at += count
             if progress:

@@ -18,6 +18,7 @@ from sigmerge.files.checksums import CHECKSUM, sealed
 from sigmerge.files.documents import LARGEST_DOCUMENT
 from sigmerge.files.locks import only_writer
 from sigmerge.files.safe_open import is_regular
+from sigmerge.files.system import BYTES
 from sigmerge.messages import reason
 
 
@@ -59,7 +60,7 @@ class Journal:
         try:
             lock = file.with_name(f".{file.name}.lock")
             self._stack.enter_context(only_writer(lock, f"{file}: another {what} is writing it."))
-            self._handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
+            self._handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND | BYTES, 0o644)
             self._stack.callback(os.close, self._handle)
             self.records = self._read(header)
         except BaseException:

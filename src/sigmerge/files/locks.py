@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from sigmerge.errors import OutputError
+from sigmerge.files.system import BYTES, NO_LINK, lock
 from sigmerge.messages import reason
 
 
@@ -18,14 +18,9 @@ def locked(file: Path, *, wait: bool = False) -> Iterator[int | None]:
 
     Yields the file's handle, or None if another holds the lock and is not waited for.
     """
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | NO_LINK | BYTES, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield None
-        else:
-            yield handle
+        yield handle if lock(handle, wait=wait) else None
     finally:
         os.close(handle)
 

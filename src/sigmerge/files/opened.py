@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from sigmerge._native import ReadFailed
 from sigmerge.errors import PoolError
+from sigmerge.files.system import BYTES, most_descriptors
 
 
 class OpenFile:
@@ -18,7 +19,7 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.descriptor = os.open(path, os.O_RDONLY | BYTES)
         self.status = os.fstat(self.descriptor)
         _opened[self.descriptor] = self
 
@@ -36,12 +37,10 @@ _opened: WeakValueDictionary[int, OpenFile] = WeakValueDictionary()
 
 
 def _most_descriptors() -> int:
-    if sys.platform == "win32":
+    limit = most_descriptors()
+    if limit is None:
         return 512
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+    return sys.maxsize if limit[0] < 0 else limit[0]  # below 0: no limit
 
 
 def became_shorter(file: Path | ReadFailed) -> PoolError:

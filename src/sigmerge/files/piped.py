@@ -8,6 +8,7 @@ from io import FileIO
 from pathlib import Path
 
 from sigmerge.errors import RecipeError
+from sigmerge.files.system import BYTES, NO_WAIT
 from sigmerge.messages import reason, size
 
 PIPED = Path("-")
@@ -60,4 +61,4 @@ def _handle(file: Path) -> int | None:
         return None
     if os.path.samestat(found, os.fstat(0)):
         return 0
-    return os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    return os.open(file, os.O_RDONLY | BYTES | NO_WAIT)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import SigmergeError
+from sigmerge.files.system import BYTES, NO_WAIT
 from sigmerge.messages import reason
 
 
@@ -30,7 +31,7 @@ def open_regular(
     """
     with _told(file, what, error):
         _check(file, os.stat(file), what, error)  # noqa: PTH116
-        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        handle = os.open(file, os.O_RDONLY | BYTES | NO_WAIT)
         with FileIO(handle, "rb") as stream:
             _check(file, os.fstat(handle), what, error)
             yield stream
@@ -82,7 +83,9 @@ def remove(path: Path, *, if_possible: bool = False) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder are on the disk when this returns."""
+    """The names in a folder are on the disk when this returns, where a folder can be opened."""
+    if sys.platform == "win32":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -14,6 +14,7 @@ from pathlib import Path
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import locked
 from sigmerge.files.safe_open import remove
+from sigmerge.files.system import is_own, read_at
 
 PREFIX, NEW, LOCK, CONTENT = "sigmerge-", "sigmerge-new-", "lock", "work"
 MARKER = b"This lock is held by the sigmerge that uses the folder.\n"
@@ -61,7 +62,7 @@ def is_held(folder: Path) -> bool:
     if folder.name != CONTENT or not _MADE_HERE.fullmatch(folder.parent.name):
         return False
     try:
-        if lock.stat().st_uid != os.getuid():
+        if not is_own(lock.stat()):
             return False
         with locked(lock) as handle:
             return handle is None
@@ -81,14 +82,14 @@ def remove_stale(place: Path) -> None:
                 continue
             markers = (MARKER, b"") if outer.name.startswith(NEW) else (MARKER,)
             with locked(outer / LOCK) as held:
-                if held is not None and os.pread(held, len(MARKER) + 1, 0) in markers:
+                if held is not None and read_at(held, len(MARKER) + 1, 0) in markers:
                     remove(outer, if_possible=True)
 
 
 def _may_be_stale(outer: Path) -> bool:
     """Whether name, owner, age and names within are those of a folder that `scratch` made."""
     status = outer.lstat()
-    mine = status.st_uid == os.getuid() and not outer.is_symlink()
+    mine = is_own(status) and not outer.is_symlink()
     if not mine or not _MADE_HERE.fullmatch(outer.name):
         return False
     within = {path.name for path in outer.iterdir()}
