@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from sigmerge.nano.files import POOL
 from tests.command_line import Ran, sigmerge
+from tests.pools import make_pool
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,34 +53,58 @@ def run(how: Callable[..., Ran], *words: str) -> str:
     return done.out
 
 
-def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its recipe and its commands as they stand, but for fewer items to score.
+def recipes() -> dict[str, str]:
+    """The recipes of the page by the names under which it has them written."""
+    return dict(re.findall(r"[Aa]s `(\S+\.yaml)`:\n\n^```yaml\n(.*?)^```", README, re.S | re.M))
 
-    The dry run is a process of its own, the others need not load torch again.
+
+def on_the_hub(cache: Path, names: Iterable[str]) -> None:
+    """The hub's cache, where small models have these names."""
+    pool = make_pool(cache.parent / "models", tokenizer=True)
+    folders = [pool.reference, *pool.experts.values()]
+    for name, folder in zip(names, folders, strict=False):
+        home = cache / f"models--{name.replace('/', '--')}"
+        (home / "refs").mkdir(parents=True)
+        (home / "refs/main").write_text("0" * 40)
+        shutil.copytree(folder, home / "snapshots" / ("0" * 40))
+
+
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recipes and its commands as they stand and in its order, but for fewer items to score.
+
+    Models of the hub are small ones in its cache. The dry run of a merge is a process of its own,
+    the others need not load torch again.
     """
     monkeypatch.chdir(tmp_path)
-    [recipe] = blocks("yaml")
-    few = recipe.replace("{suite: nano}", "{suite: nano, limit: 6}")
-    assert few != recipe
+    given = recipes()
+    names = re.findall(r"\w+/[\w.-]+", given["two.yaml"])
+    on_the_hub(tmp_path / "hub", names)
+    for key, value in {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(key, value)
+        found = value if key == "HF_HUB_CACHE" else True
+        monkeypatch.setattr(f"huggingface_hub.constants.{key}", found)
+    few = given["recipe.yaml"].replace("{suite: nano}", "{suite: nano, limit: 6}")
+    assert few != given["recipe.yaml"]
+    (tmp_path / "two.yaml").write_text(given["two.yaml"])
     (tmp_path / "recipe.yaml").write_text(few)
-    (tmp_path / "plain.yaml").write_text(few[: few.index("repair:")])
+    (tmp_path / "mergekit_config.yml").write_text(few[: few.index("repair:")])
     shipped_pool(tmp_path)
-    run(sigmerge, "merge", "plain.yaml", "made-elsewhere")
     wanted = commands()
-    assert [words[1] for words in wanted] == ["run", "merge", "merge", "repair", "repair"]
+    verbs = ["merge", "merge", "migrate", "merge", "run", "merge", "merge", "repair", "repair"]
+    assert [words[1] for words in wanted] == verbs
     for words in wanted:
-        told = run(program if "--dry-run" in words else sigmerge, *words[1:])
+        dry = "--dry-run" in words
+        told = run(program if dry and words[2] == "recipe.yaml" else sigmerge, *words[1:])
         if words[1] == "run":
             shown = blocks("text")[0].splitlines()
             assert [line.split()[0] for line in told.splitlines()] == [
                 line.split()[0] for line in shown
             ]
-        if "--dry-run" in words:
-            assert not (tmp_path / "merged").exists()
+    assert json.loads((tmp_path / "two/config.json").read_text())["vocab_size"]
     weights = [tmp_path / name / "model.safetensors" for name in
-               ("merged", "repaired", "again", "run/repaired", "made-elsewhere")]  # fmt: skip
-    *repaired, anchor = [file.read_bytes() for file in weights]
-    assert len(set(repaired)) == 1 and anchor not in repaired
+               ("merged", "repaired", "again", "run/repaired", "run/anchor", "plain")]  # fmt: skip
+    *repaired, anchor, plain = [file.read_bytes() for file in weights]
+    assert len(set(repaired)) == 1 and anchor not in repaired and anchor == plain
     assert (tmp_path / "run/report.html").stat().st_size > 10_000
 
 

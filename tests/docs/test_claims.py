@@ -166,7 +166,7 @@ def test_the_first_run_is_the_grids_task_arithmetic(grid: Results) -> None:
     made = grid.main_by_domain.filter(pool="nano-0", anchor="task_arithmetic")
     assert made.height == 5
     for row in made.to_dicts():
-        shown = numbers(figures("Install, and a first merge", row["domain"]))
+        shown = numbers(figures("A first repair", row["domain"]))
         assert shown == near(100 * row[key] for key in ("before", "after", "gain"))
 
 
@@ -227,9 +227,9 @@ def test_the_ranges_beside_mergekit_are_those_of_the_tables() -> None:
              "dare_ties": "DARE-TIES", "ties": "TIES"}  # fmt: skip
     for method, claim in shown.items():
         ratios = faster[method]
-        assert len(ratios) == int(figures("sigmerge", "machines on which")[0])
-        assert numbers(figures("sigmerge", claim)) == [min(ratios), max(ratios)]
-    parts = numbers(figures("sigmerge", "memory, of"))
+        assert len(ratios) == int(figures("Why", "machines on which")[0])
+        assert numbers(figures("Why", claim)) == [min(ratios), max(ratios)]
+    parts = numbers(figures("Why", "memory, of"))
     assert parts == [1, round(min(smaller)), 1, round(max(smaller))]
 
 
@@ -247,7 +247,7 @@ def test_the_first_runs_beside_mergekit_are_those_of_the_table() -> None:
         seconds[method]["mergekit"] / seconds[method]["sigmerge, first run"]
         for method in ("linear", "task_arithmetic", "dare_ties", "ties")
     ]
-    assert numbers(figures("sigmerge", "first run")) == [round(ratio, 1) for ratio in ratios]
+    assert numbers(figures("Why", "first run")) == [round(ratio, 1) for ratio in ratios]
 
 
 GPU = re.compile(
@@ -269,7 +269,7 @@ def test_the_memory_is_that_of_the_scaling_tables() -> None:
         rows = re.findall(r"^\| (?:\w*linear|task_\w+|\w*ties|repair) \| (.*)", table, re.M)
         peaks += [int(row.split(" | ")[place]) for row in rows]
     assert len(peaks) == 10
-    assert [min(peaks), max(peaks)] == numbers(figures("sigmerge", "memory of merges"))
+    assert [min(peaks), max(peaks)] == numbers(figures("Why", "memory of merges"))
 
 
 def test_scaling_and_the_gpu_are_their_tables() -> None:
@@ -298,9 +298,9 @@ def test_scaling_and_the_gpu_are_their_tables() -> None:
 
 def test_the_recipes_are_counted_as_their_page_does() -> None:
     text = (RESULTS / "recipes.md").read_text()
-    shown = figures("sigmerge", "recipes that both")
+    shown = figures("Why", "recipes that both")
     counted = (rf"and {shown[0]} agree", rf"within {shown[1]} units in the last place",
                rf"to {shown[2]}%", rf"all but {shown[3]}%")  # fmt: skip
     assert all(re.search(each, text) for each in counted)
     mergekit = [line for line in text.splitlines() if line.startswith("| `")]
-    assert len(mergekit) == int(figures("sigmerge", "methods of mergekit")[0])
+    assert len(mergekit) == int(figures("Why", "methods of mergekit")[0])
