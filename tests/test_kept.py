@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ from sigmerge.errors import PoolError
 from sigmerge.files import digests
 from sigmerge.files.sources import PACKAGE
 from sigmerge.kept import Derivation, Given, Inputs
+from tests.faults.job import arm_change
 
 
 @pytest.fixture(autouse=True)
@@ -388,6 +392,54 @@ def test_parts_are_added_and_found(source: Path) -> None:
     with kept.parts(grown(source)) as parts:
         assert parts.records == {"a": 1, "b": [2], "c": None}
     assert kept.look_at_parts(grown(source, settings={"level": 3})).records == {}
+
+
+def _write_all(source: Path) -> None:
+    """Make an entry with files, and add to one that grows."""
+    assert kept.get(of(source)).value == {"text": "CONTENT"}
+    with kept.parts(grown(source, settings={"level": 3})) as parts:
+        parts.put({"a": 1})
+        parts.put({"b": 2})
+        assert parts.records == {"a": 1, "b": 2}
+
+
+def _fill_disk(at: int, root: Path) -> None:
+    """From the N-th change on the cache's disk takes nothing new; what is there can be removed."""
+    counter = itertools.count(1)
+
+    def heard(event: str, arguments: tuple[Any, ...]) -> None:
+        flags = arguments[2] if event == "open" and isinstance(arguments[2], int) else os.O_RDONLY
+        new = event == "os.mkdir" or flags & os.O_CREAT
+        if new and str(arguments[0]).startswith(str(root)) and next(counter) >= at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arguments[0]))
+
+    sys.addaudithook(heard)
+
+
+@pytest.mark.parametrize("fault", ["a kill", "a full disk"])
+def test_whatever_happens_at_any_change_leaves_nothing_wrong(
+    fault: str, source: Path, root: Path
+) -> None:
+    def work(at: int) -> None:
+        arm_change(at) if fault == "a kill" else _fill_disk(at, root)
+        _write_all(source)
+
+    ends = []
+    for at in range(1, 100 if fault == "a kill" else 20):
+        process = multiprocessing.get_context("fork").Process(target=work, args=(at,))
+        process.start()
+        process.join()
+        ends.append(process.exitcode)
+        found = kept.look(of(source))
+        assert found is None or (found.folder / "whole.txt").read_text() == "CONTENT"
+        parts = kept.look_at_parts(grown(source, settings={"level": 3})).records
+        assert parts in ({}, {"a": 1}, {"a": 1, "b": 2})
+        _write_all(source)
+        assert all(entry.sound for entry in kept.listing(root, verify=True))
+        kept.clear(root)
+        if fault == "a kill" and ends[-1] == 0:
+            break
+    assert {*ends[:-1]} == {-signal.SIGKILL if fault == "a kill" else 0} and len(ends) > 10
 
 
 @pytest.mark.parametrize("cut", [1, 7, 30])

@@ -19,6 +19,7 @@ ends.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -33,7 +34,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from sigmerge.errors import ChangedInput, PoolError, SigmergeError
+from sigmerge.errors import ChangedInput, OutputError, PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, is_installed, keep_json, kept_json
 from sigmerge.files.checksums import is_intact, sealed
 from sigmerge.files.digests import file_digests, prove, when_contradicted
@@ -314,6 +315,9 @@ def _finished_parts(folder: Path) -> dict[str, Any]:
             whole |= set(line["files"])
     for name in _names_in(folder) - whole:
         remove(folder / name)
+    for inner in sorted(filter(Path.is_dir, folder.rglob("*")), reverse=True):
+        with suppress(OSError):  # what is finished lies in it
+            inner.rmdir()
     return found
 
 
@@ -334,7 +338,7 @@ def get(
             _log.debug("cache: %s of %s was made by another process", *said)
             return found
         _log.debug("cache: %s of %s is made", *said)
-        return _made(wanted, place, make or wanted.make)
+        return _made_somewhere(wanted, place, make or wanted.make)
 
 
 def look(wanted: Derivation) -> KeptEntry | None:
@@ -350,6 +354,22 @@ def look(wanted: Derivation) -> KeptEntry | None:
                 return found
             _say_outdated(wanted, kept_json(folder / f"{other}.json", _HEADER), 1)
     return None
+
+
+def _made_somewhere(
+    wanted: Derivation, place: Path | None, make: Callable[[Given], Any]
+) -> KeptEntry:
+    """Made where it is to be kept; where that takes no more, in a folder that ends with us."""
+    try:
+        return _made(wanted, place, make)
+    except (OSError, OutputError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        told = isinstance(error, OutputError) and str(place) in str(error)
+        if place is None or not (full or told):
+            raise
+        _say(f"{place}: cannot be written ({error}); results live until the command ends")
+        remove(place / f"{wanted.full}.partial", if_possible=True)
+        return _made(wanted, None, make)
 
 
 def _made(wanted: Derivation, place: Path | None, make: Callable[[Given], Any]) -> KeptEntry:

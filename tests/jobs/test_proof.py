@@ -180,7 +180,7 @@ def test_a_dry_run_says_it(at: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         *sigmerge.extract.plan(at.changed, base=at.pool / "reference", out=at.out).steps,
     ]
     assert [step.name for step in steps] == [
-        "merge", "repair", "profile", "capture math", "capture code", "evaluate", "extract",
+        "merge", "repair", "profile", "capture", "capture", "evaluate", "extract",
     ]  # fmt: skip
     for step in steps:
         assert [note for note in step.notes if "hashed" in note] == [

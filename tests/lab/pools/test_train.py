@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests
 from sigmerge.files.locks import only_writer
 from sigmerge.lab.pools import train as training
@@ -84,7 +85,10 @@ def test_a_missing_expert_is_trained_and_others_are_not(made: RealTraining) -> N
     before = {name: (pool / name / "model.safetensors").read_bytes() for name in ("math", "safety")}
     kept = (pool / "math/model.safetensors").stat().st_mtime_ns
     shutil.rmtree(pool / "safety")
-    made.run(silent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers, "__version__", "0.1")
+        with pytest.warns(SigmergeWarning, match="math: trained by other code or libraries"):
+            made.run(silent)
     assert (pool / "math/model.safetensors").stat().st_mtime_ns == kept
     assert (pool / "safety/model.safetensors").read_bytes() == before["safety"]
     other = replace(made, settings=replace(SETTINGS, seed=1))

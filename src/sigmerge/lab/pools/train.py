@@ -16,6 +16,7 @@ import math
 import re
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, suppress
@@ -32,11 +33,12 @@ from sigmerge.checkpoints.links import check_file
 from sigmerge.checkpoints.publishing import sync_tree
 from sigmerge.checkpoints.writer import saved
 from sigmerge.engine.processes import process_pool
-from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests, prove
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.locks import only_writer
 from sigmerge.files.safe_open import remove, sync_folder
+from sigmerge.files.sources import code_digest
 from sigmerge.lab.pools.nano import Schedule
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.memory import in_memory
@@ -223,9 +225,11 @@ class RealTraining:
     def _made_from(
         self, domain: str, read: Callable[[list[Path]], dict[Path, str]] = file_digests
     ) -> dict[str, Any]:
-        files = [self.data / "train" / f"{domain}.jsonl", *self.reference.glob("*.safetensors")]
-        sums = {file.name: digest for file, digest in sorted(read(files).items())}
-        return {"settings": asdict(self.settings), "sums": sums}
+        """What an expert is trained of: its pairs, and every file of the reference."""
+        pairs = self.data / "train" / f"{domain}.jsonl"
+        digests = read([pairs, *_files(self.reference)])
+        sums = {str(f.relative_to(self.reference)): digests[f] for f in _files(self.reference)}
+        return {"settings": asdict(self.settings), "sums": {**sums, pairs.name: digests[pairs]}}
 
     def _record(self, domain: str) -> dict[str, Any] | None:
         """The record of a finished expert; one with other settings is not replaced."""
@@ -235,7 +239,16 @@ class RealTraining:
         record = read_json_object(file, "a record of a training", OutputError)
         if any(record.get(key) != value for key, value in self._made_from(domain).items()):
             raise OutputError(f"{self.out / domain}: trained with other data; choose a new folder.")
-        return record if record.get("weights") == self._weights(domain) else None
+        if record.get("weights") != self._weights(domain):
+            return None
+        if any(record.get(key) != value for key, value in _trained_by().items()):
+            warnings.warn(
+                f"{domain}: trained by other code or libraries ({record.get('versions')}); it "
+                f"stays. Remove {self.out / domain} to train it anew.",
+                SigmergeWarning,
+                stacklevel=2,
+            )
+        return record
 
     def _weights(self, domain: str) -> list[str]:
         return sorted(file_digests((self.out / domain).glob("*.safetensors")).values())
@@ -277,12 +290,17 @@ class RealTraining:
             **made,
             "pairs": len(pairs),
             "device": self.device,
-            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            **_trained_by(),
             "losses": losses,
             "seconds": round(time.perf_counter() - began, 1),
             "weights": self._weights(domain),
         }
         write_json(self.out / RECORDS / f"{domain}.json", record)
+
+
+def _trained_by() -> dict[str, Any]:
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"versions": versions, "code": code_digest(fit)}
 
 
 def _content(place: Path) -> dict[str, str]:
