@@ -28,6 +28,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import pool_folders
 from sigmerge.operators.table import operator
 from sigmerge.recipe.folders import is_hub_id
+from sigmerge.recipe.schema import modeline
 from sigmerge.results import DifferingPart, Inspected, ModelDifference
 
 KEEP_A_PART = ("ties", "dare", "della", "breadcrumbs")
@@ -202,7 +203,7 @@ def write_recipe(pool: Path, file: Path, method: str, overwrite: bool) -> str:
     def place(path: Path) -> str:
         return in_yaml(os.path.relpath(path, file.absolute().parent))
 
-    lines = [f"merge_method: {method}   # `sigmerge operators` lists all"]
+    lines = [modeline(), f"merge_method: {method}   # `sigmerge operators` lists all"]
     lines += [f"base_model: {place(reference)}", "models:"]
     for path in experts:
         more = f", parameters: {{{each}}}" if each else ""
