@@ -110,7 +110,7 @@ def test_a_users_type_checker_sees_the_types(tmp_path: Path) -> None:
     assert 'Revealed type is "sigmerge.records.MergePlan"' in text, ran.stdout
     assert 'Revealed type is "tuple[float, ...]"' in text.replace("builtins.", "")
     assert 'Revealed type is "sigmerge.records.PairedScores | None"' in text
-    assert 'Revealed type is "sigmerge.jobs.options.Description"' in text
+    assert 'Revealed type is "sigmerge.jobs.steps.Description"' in text
     assert 'Revealed type is "sigmerge.results.Merged"' in text
     assert [line for line in lines if line.startswith("error")] == [
         'error: Unexpected keyword argument "densty" for "Ties"; did you mean "density"?  '
