@@ -638,3 +638,16 @@ def test_the_page_shows_the_path(whole: Path) -> None:
     for words in ("Score against calls", "Weights of", "What each step brought", "plain anchor"):
         assert words in page
     assert yaml.safe_load((whole / "winner/sigmerge/recipe.yaml").read_text())["models"]
+
+
+def test_any_weighted_operators_are_anchors_side_by_side(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Each begins with its own level, and the leader's weights are guided."""
+    section = TuneSection(calls=6, anchors=["iso_c", "tsv", "wudi"])
+    result = run(pool, tmp_path / "out", settings=section)
+    assert [call.anchor for call in result.calls[:3]] == ["iso_c", "tsv", "wudi"]
+    plain = [dict(recorded(tmp_path / "out")[1 + 3 + i])["candidate"] for i in range(3)]
+    assert [set(each["weights"]) for each in plain] == [{1.0}] * 3
+    guided = [call for call in result.calls[3:] if not call.repair]
+    assert guided and all(len(set(call.weights)) > 1 for call in guided)
+    winner = yaml.safe_load((tmp_path / "out/winner/sigmerge/recipe.yaml").read_text())
+    assert winner["merge_method"] in ("iso_c", "tsv", "wudi")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from sigmerge.errors import RecipeError
 from sigmerge.messages import unknown
 from sigmerge.operators.base import Operator
-from sigmerge.operators.table import operator
+from sigmerge.operators.table import OPERATORS, operator
 from sigmerge.recipe.record import Recipe, RecipeModel
 from sigmerge.recipe.template import base_key, tokenizer_keys
 
@@ -21,8 +21,13 @@ USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
     "dare_linear": {"weight": 0.4, "density": 0.5},
     "regmean": {"weight": 1.0},
     "fisher": {"weight": 1.0},
+    "iso_c": {"weight": 1.0, "lambda": 1.3},
+    "iso_cts": {"weight": 1.0, "lambda": 1.3},
+    "tsv": {"weight": 1.0, "lambda": 1.3},
+    "wudi": {"weight": 1.0, "step": "rms"},
+    "boost": {"weight": 1.0, "lambda": 0.5},
 }
-"""Settings of anchors that the recipe does not describe itself."""
+"""Settings of anchors that the recipe does not describe itself; others have their defaults."""
 DEFAULT: Final = ("task_arithmetic", "linear", "ties", "dare_ties")
 
 
@@ -69,6 +74,9 @@ def anchors_of(
 ) -> dict[str, AnchorRecipe]:
     """The anchors to tune: those that are named; else the recipe's own and the usual four.
 
+    Any operator with a weight for each expert can be one, and of those that read exemplars RegMean
+    and Fisher.
+
     With `shown`, RegMean is one more of the latter, where every expert has exemplars.
     """
     if recipe.reference is None:
@@ -82,7 +90,7 @@ def anchors_of(
     if chosen is None:
         more = ["regmean"] if shown and not _without_exemplars(recipe) else []
         chosen = list(dict.fromkeys([*([own] if own else []), *DEFAULT, *more]))
-    known = list(dict.fromkeys([*USUAL, *([own] if own else [])]))
+    known = list(dict.fromkeys([*USUAL, *_weighted(), *([own] if own else [])]))
     problems = [
         f"anchors: {unknown('anchor', name, known)}" for name in chosen if name not in known
     ]
@@ -92,6 +100,17 @@ def anchors_of(
     if problems:
         raise RecipeError("The tuning cannot be run:", problems)
     return {name: _own(recipe) if name == own else _usual(recipe, name) for name in chosen}
+
+
+def _weighted() -> list[str]:
+    """Operators of any number of experts that have a weight for each and read no exemplars."""
+    return [
+        name
+        for name, each in ((name, operator(name)) for name in OPERATORS)
+        if not each.needs
+        and each.most is None
+        and any(p.name == "weight" and p.per_model for p in each.parameters)
+    ]
 
 
 def _without_exemplars(recipe: Recipe) -> list[str]:
@@ -137,9 +156,10 @@ def _own(recipe: Recipe) -> AnchorRecipe:
 
 def _usual(recipe: Recipe, method: str) -> AnchorRecipe:
     given = recipe.given
-    settings = dict(USUAL[method])
-    weight = settings.pop("weight")
     chosen = operator(method)
+    settings = dict(USUAL.get(method, {}))
+    default = next(p for p in chosen.parameters if p.name == "weight")
+    weight = settings.pop("weight", getattr(default, recipe.preset))
     models = {m.name: _model(m, chosen) for m in recipe.models}
     weights = {m.name: weight for m in recipe.models}
     outside = recipe.written.get("outside")
