@@ -76,9 +76,13 @@ static void bind_files(nb::module_ &m) {
     m.def("advise_file", [](int64_t descriptor, int64_t begin, int64_t end, int64_t step, int64_t advice) {
         expect(step > 0, "a step");
         Free released;
+#ifdef POSIX_FADV_NORMAL  // elsewhere nobody can be told
         for (int64_t at = begin; at < end; at += step)
             posix_fadvise(static_cast<int>(descriptor), at, step < end - at ? step : end - at,
                           static_cast<int>(advice));
+#else
+        (void)descriptor, (void)begin, (void)end, (void)advice;
+#endif
     });
     m.def("send", [](Table functions, Table spans, int64_t there, Table slots, int64_t slot, int64_t stream) {
         expect(spans.size % 4 == 0, "rows of four");

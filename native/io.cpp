@@ -2,13 +2,65 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#include <io.h>
+#include <malloc.h>
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
 #include <unistd.h>
+#endif
 
 #include "families.hpp"
 
 namespace sm {
 
 namespace {
+
+#ifdef _WIN32
+// Windows has these under other names: positions in a structure, errors in a number of its own.
+using Call = BOOL(__stdcall *)(HANDLE, void *, DWORD, DWORD *, OVERLAPPED *);
+
+int64_t called(Call call, int descriptor, void *at, int64_t count, int64_t position) {
+    OVERLAPPED place = {};
+    place.Offset = static_cast<DWORD>(position);
+    place.OffsetHigh = static_cast<DWORD>(position >> 32);
+    DWORD got = 0, most = static_cast<DWORD>(count < 1 << 30 ? count : 1 << 30);
+    HANDLE file = reinterpret_cast<HANDLE>(_get_osfhandle(descriptor));
+    if (call(file, at, most, &got, &place) || GetLastError() == ERROR_HANDLE_EOF) return got;
+    errno = GetLastError() == ERROR_DISK_FULL ? ENOSPC : EIO;
+    return -1;
+}
+
+int64_t read_some(int descriptor, void *to, int64_t count, int64_t position) {
+    return called(reinterpret_cast<Call>(ReadFile), descriptor, to, count, position);
+}
+
+int64_t write_some(int descriptor, const void *from, int64_t count, int64_t position) {
+    return called(reinterpret_cast<Call>(WriteFile), descriptor, const_cast<void *>(from), count, position);
+}
+
+void *aligned(int64_t line, int64_t count) {
+    return _aligned_malloc(static_cast<size_t>(count), static_cast<size_t>(line));
+}
+
+void release(void *made) { _aligned_free(made); }
+#else
+int64_t read_some(int descriptor, void *to, int64_t count, int64_t position) {
+    return pread(descriptor, to, static_cast<size_t>(count), position);
+}
+
+int64_t write_some(int descriptor, const void *from, int64_t count, int64_t position) {
+    return pwrite(descriptor, from, static_cast<size_t>(count), position);
+}
+
+void *aligned(int64_t line, int64_t count) {
+    void *made = nullptr;
+    return posix_memalign(&made, static_cast<size_t>(line), static_cast<size_t>(count)) ? nullptr : made;
+}
+
+void release(void *made) { free(made); }
+#endif
 
 constexpr int64_t BLOCK = 16 << 20;  // bytes that a thread keeps; the system gives what is touched
 constexpr int64_t LINE = 64;
@@ -19,7 +71,7 @@ constexpr int64_t IN_CACHE = 1 << 18;  // bytes that are summed while the second
 struct Block {
     uint8_t *begin = nullptr;
     int64_t taken = 0;
-    ~Block() { free(begin); }
+    ~Block() { release(begin); }
 };
 thread_local Block block;
 
@@ -28,9 +80,8 @@ struct More {
 };
 
 void *allocated(int64_t count) {
-    void *made = nullptr;
-    if (posix_memalign(&made, LINE, static_cast<size_t>(count)) != 0)
-        throw Failed{Failed::NO_MEMORY, ENOMEM, MEMORY, 0};
+    void *made = aligned(LINE, count);
+    if (!made) throw Failed{Failed::NO_MEMORY, ENOMEM, MEMORY, 0};
     return made;
 }
 
@@ -42,7 +93,7 @@ Scratch::~Scratch() {
     block.taken = before_;
     while (more_) {
         void *next = static_cast<More *>(more_)->next;
-        free(more_);
+        release(more_);
         more_ = next;
     }
 }
@@ -68,8 +119,8 @@ double *Scratch::zeros(int64_t count) {
 
 void read_at(int64_t descriptor, int64_t position, void *to, int64_t count) {
     for (int64_t done = 0; done < count;) {
-        ssize_t got = pread(static_cast<int>(descriptor), static_cast<uint8_t *>(to) + done,
-                            static_cast<size_t>(count - done), position + done);
+        int64_t got = read_some(static_cast<int>(descriptor), static_cast<uint8_t *>(to) + done, count - done,
+                                position + done);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) throw Failed{Failed::READ, got < 0 ? errno : 0, descriptor, position + done};
         done += got;
@@ -78,8 +129,8 @@ void read_at(int64_t descriptor, int64_t position, void *to, int64_t count) {
 
 void write_at(int64_t descriptor, int64_t position, const void *from, int64_t count) {
     for (int64_t done = 0; done < count;) {
-        ssize_t got = pwrite(static_cast<int>(descriptor), static_cast<const uint8_t *>(from) + done,
-                             static_cast<size_t>(count - done), position + done);
+        int64_t got = write_some(static_cast<int>(descriptor), static_cast<const uint8_t *>(from) + done,
+                                 count - done, position + done);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) throw Failed{Failed::WRITE, got < 0 ? errno : ENOSPC, descriptor, position + done};
         done += got;
