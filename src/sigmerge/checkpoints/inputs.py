@@ -59,6 +59,7 @@ def hashed_again(members: Iterable[Checkpoint]) -> tuple[str, ...]:
         return ("--rehash: every input is hashed",)
     files = (file for member in members for file in member.files if remote_file(file) is None)
     kinds = ", ".join(sorted({*kept_elsewhere(files).values()}))
+    kinds = kinds.replace("unknown", "a file system of unknown kind")
     why = "another machine may change files there, and their times (docs/rulings.md, 37)"
     return (f"inputs on {kinds} are hashed while they are read: {why}",) if kinds else ()
 

@@ -46,6 +46,8 @@ Passed: TypeAlias = Callable[[RemoteFile, int], bytes | None]
 """The digests of the leaves of a remote file's run that begins there, if they are known."""
 
 _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=None)
+_stopping: ContextVar[bool] = ContextVar("stopping", default=False)
+"""Whether a digest that is not the noted one stops whoever asks for it."""
 when_contradicted: list[Callable[[Path, str], None]] = []
 """Called with a file and the digest that a note gave it, where reading it gives another."""
 _log = logging.getLogger(__name__)
@@ -64,8 +66,9 @@ def rehashing() -> Iterator[None]:
 
 
 def rehash_from_now_on() -> None:
-    """As `rehashing`, for the rest of this process: what a command line asks for."""
+    """As `rehashing`, for the rest of a command; a digest that is not the noted one stops it."""
     _rehashed.set({})
+    _stopping.set(True)
 
 
 def is_rehashing() -> bool:
@@ -190,6 +193,8 @@ def file_digests(
     """
     found, others = _digests(files, _rehashed.get(), threads, progress, error, passed)
     for file in others:
+        if _stopping.get():
+            raise _changed_unseen(file)
         _log.warning(f"{file}: {_ANOTHER}")
     return found
 
@@ -213,13 +218,17 @@ def prove(
     )
     again, more = _digests(doubtful, {}, threads, progress, PoolError, None)
     for file in (*others, *more):
-        raise ChangedInput(
-            f"{address(file)}: {_ANOTHER} Nothing is published; run the same command again."
-        )
+        raise _changed_unseen(file)
     return found | again
 
 
 _ANOTHER = "its content changed, and its size and times did not. What was kept of it is removed."
+
+
+def _changed_unseen(file: Path) -> ChangedInput:
+    return ChangedInput(
+        f"{address(file)}: {_ANOTHER} Nothing is published; run the same command again."
+    )
 
 
 def _digests(
