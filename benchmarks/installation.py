@@ -26,16 +26,7 @@ from typing import NamedTuple
 MOST_BYTES, MOST_PACKAGES, MOST_WHEEL = 150e6, 12, 20e6
 SECONDS = {"wheel": 60.0, "sdist": 60.0, "uvx": 10.0}
 TOOLS = Path(sys.executable).parent
-MERGE = """
-import subprocess, sys
-from pathlib import Path
-from sigmerge.nano.files import POOL, RECIPES
-
-recipe = (RECIPES / "linear.yaml").read_text().partition("repair:")[0]
-Path("recipe.yaml").write_text(recipe.replace("../pool/", f"{POOL}/"))
-for words in (["merge", "recipe.yaml", "merged"], ["verify", "merged", "--deep"]):
-    subprocess.run([sys.executable, "-m", "sigmerge", *words], check=True)
-"""
+FIRST_MERGE = Path(__file__).with_name("first_merge.py").resolve()
 
 
 class Row(NamedTuple):
@@ -133,7 +124,7 @@ def use(python: Path, work: Path) -> None:
         # Whom no permission stops gives up that privilege.
         bound = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if os.getuid() == 0 else []
         env = {"HOME": "/nonexistent", "XDG_CACHE_HOME": ""}
-        run(*bound, python, "-c", MERGE, work=Path(folder), env=env)
+        run(*bound, python, FIRST_MERGE, work=Path(folder), env=env)
 
 
 @contextmanager

@@ -469,3 +469,12 @@ def test_completion_knows_commands_and_options() -> None:
     assert completed("me") == ["merge"]
     assert completed("merge", "--thr") == ["--threads"]
     assert completed("merge", "--device", "c") == ["cpu", "cuda"]
+
+
+def test_the_demo_names_the_one_extra_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("torch", "jinja2"):
+        monkeypatch.setitem(sys.modules, library, None)
+    said = refused(6, "demo", tmp_path / "out", beside=tmp_path)
+    assert "torch and jinja2" in said and "'sigmerge-llm[demo]'" in said

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
-from sigmerge.errors import OutputError, SigmergeError
+from sigmerge.errors import OutputError, SigmergeError, require
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.report import RUN, RUN_FOLDER, write_joint_report
 from sigmerge.jobs.run import RunJob
@@ -43,6 +43,7 @@ class DemoJob:
 
     def check(self) -> None:
         """Refuse anything foreign, a finished demo unless overwritten, and a wrong tuning."""
+        require("The demo", demo=["torch", "transformers", "jinja2"])
         folder, overwrite = self.out, self.options.overwrite
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         foreign = names - {PAGE, TUNED, *DEMO_ANCHORS}
