@@ -28,7 +28,10 @@ from sigmerge.files.safe_open import is_regular
 from sigmerge.progress import Progress
 
 _PAGES = (".md", ".html", ".svg", ".png", ".jpg", ".jpeg", ".gif", ".pdf")
-_PAGE_NAMES = ("LICENSE", "LICENSE.txt", "NOTICE", "NOTICE.txt", ".gitattributes", ".gitignore")
+_PAGE_NAMES = (
+    "LICENSE", "LICENSE.txt", "NOTICE", "NOTICE.txt", ".gitattributes", ".gitignore",
+    "mergekit_config.yml",
+)  # fmt: skip
 """What may be added to a published folder: no library loads it. Weights, vocabularies, code and
 whatever else may be picked up, under any ending, may not."""
 _RECORD_ENDINGS = (*_PAGES, ".json", ".yaml")

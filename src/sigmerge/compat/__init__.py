@@ -1,0 +1,1 @@
+"""Other programs' names for what sigmerge does."""
