@@ -44,12 +44,12 @@ import sigmerge
 from benchmarks.measure import CommandFailed, machine, run, versions
 from benchmarks.pool import BenchPool, Shape, make_pool
 from sigmerge.checkpoints import writer
-from sigmerge.checkpoints.reader import Reader
 from sigmerge.engine import gpu
 from sigmerge.engine.layer import LayerBlock
 from sigmerge.engine.stream import StreamChunk
 from sigmerge.kernels.convert import NARROW
-from sigmerge.kernels.tensor_claims import ENOUGH
+from sigmerge.kernels.dtypes import Span
+from sigmerge.kernels.triton_claims import ENOUGH
 from sigmerge.method.occupancy import claim
 from sigmerge.operators.base import Site
 
@@ -66,7 +66,7 @@ ORDER = ("ties", "repair", "claiming", "topk", "linear", "task_arithmetic", "mer
 PIECE = 64 << 20
 MODELS = {"repair": 7}
 """How many models a job reads, where these are not all of the pool and nothing else."""
-COPIES = 1.5
+COPIES = 1.1
 """The bar: a merge takes at most this many times the copying of its bytes."""
 SHARE = 0.6
 """The bar: claiming takes at least this share of the device memory's speed."""
@@ -256,7 +256,6 @@ class Times:
             (gpu.Gpu, "halved", "the rest of a pass"),
             (StreamChunk, "read", "the rest of a chunk"),
             (StreamChunk, "merged", "the rest of a chunk"),
-            (Reader, "release", "giving pages back"),
             (writer, "checksum", "checksums"),
             (writer.Output, "_write_at", "writing otherwise"),
             (writer.Output, "_read_back", "reading back (one thread waits)"),
@@ -298,9 +297,7 @@ class _Memory:
         self._rows["anchor"] = self._rows["reference"]
 
     def raw(self, member: str, tensor: str) -> Any:
-        return self._rows[member]
-
-    def release(self, member: str, tensor: str) -> None: ...
+        return Span.of(self._rows[member])
 
     def not_finite(self, *given: Any) -> None:
         raise ArithmeticError("a made value is not finite")

@@ -78,8 +78,8 @@ def test_the_maths_knows_no_paths_devices_or_yaml(name: str) -> None:
 
 
 DEVICE = {
-    "tensors.py": ("torch",),
-    "tensor_claims.py": ("torch",),
+    "device_memory.py": ("torch",),
+    "chunk_passes.py": ("torch",),
     "tensor_algebra.py": ("torch",),
     "triton_passes.py": ("torch", "triton"),
     "triton_claims.py": ("torch", "triton"),

@@ -1,12 +1,7 @@
-"""A device takes many parts of a tensor at once; sums of float64 keep the order of the parts.
-
-In torch, and in Triton on a GPU or with TRITON_INTERPRET=1.
-"""
+"""A device takes many parts of a tensor at once; sums of float64 keep the order of the parts."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +13,14 @@ from sigmerge.engine import gpu, stream
 from sigmerge.engine.gpu import Gpu
 from sigmerge.engine.stream import StreamChunk
 from sigmerge.jobs import signatures
-from sigmerge.kernels import TILE, tensors
+from sigmerge.kernels import TILE, chunk_passes
 from sigmerge.kernels import partial_sums as kernel_parts
 from sigmerge.kernels.merge import MARKED
 from sigmerge.operators.base import Site
 from sigmerge.operators.dare import DareLinear
 from sigmerge.operators.slerp import inner_products
 from sigmerge.operators.thinned import Prepared
+from tests.gpu import DEVICE, interpreted, needs_programs, some
 from tests.operators.driver import MemorySource, run, settings_of
 
 PART, LONG = 240, 480
@@ -46,16 +42,10 @@ def _short_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, size)
 
 
-@pytest.fixture(params=["torch", "triton"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
-    where = "cpu"
-    if request.param == "triton":
-        pytest.importorskip("triton", reason="Triton is not installed")
-        where = "cuda" if torch.cuda.is_available() else "cpu"
-        if where == "cpu" and not os.environ.get("TRITON_INTERPRET"):
-            pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
-    monkeypatch.setattr(tensors, "FUSED", {where} if request.param == "triton" else set())
-    yield Noted(where, 1 << 20)
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    interpreted(monkeypatch)
+    return Noted(DEVICE, 1 << 20)
 
 
 class Noted(Gpu):
@@ -111,8 +101,9 @@ def parts(device: Gpu | None, size: int, what: str) -> Any:
 SUMS = ("norms", "products of task vectors", "products of values")
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("what", SUMS)
+@needs_programs
+@pytest.mark.parametrize("size", some(SIZES, 611))
+@pytest.mark.parametrize("what", some(SUMS, *SUMS[:2]))
 def test_sums_of_parts_are_those_of_the_loops(device: Noted, size: int, what: str) -> None:
     by_loops, found = parts(None, size, what), parts(device, size, what)
     assert len(found) == -(-size // PART) and found.any()
@@ -125,12 +116,13 @@ def test_what_a_device_declines_the_loops_add_up_by_part(
     device: Noted, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_loops = parts(None, 611, what)
-    monkeypatch.setattr(tensors, "COUNTERPARTS", {})
+    monkeypatch.setattr(chunk_passes, "COUNTERPARTS", {})
     assert parts(device, 611, what).tobytes() == by_loops.tobytes()
     assert not device.lengths
 
 
-@pytest.mark.parametrize("what", SUMS)
+@needs_programs
+@pytest.mark.parametrize("what", some(SUMS, SUMS[1]))
 def test_short_of_memory_parts_keep_their_sums(
     device: Noted, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,13 +138,14 @@ def test_short_of_memory_parts_keep_their_sums(
 
         return run
 
-    programs = {kernel: full(program) for kernel, program in tensors.COUNTERPARTS.items()}
-    monkeypatch.setattr(tensors, "COUNTERPARTS", programs)
+    programs = {kernel: full(program) for kernel, program in chunk_passes.COUNTERPARTS.items()}
+    monkeypatch.setattr(chunk_passes, "COUNTERPARTS", programs)
     assert parts(device, 611, what).tobytes() == by_loops.tobytes()
     assert 80 in lengths and max(lengths) < PART
 
 
-@pytest.mark.parametrize("what", SUMS)
+@needs_programs
+@pytest.mark.parametrize("what", some(SUMS, SUMS[1]))
 def test_what_is_not_finite_is_declined(device: Noted, what: str) -> None:
     for chunk in chunks(device, 611)[1:]:
         raw = chunk.source.raw("coding", "w611").owner
@@ -165,18 +158,19 @@ def test_what_is_not_finite_is_declined(device: Noted, what: str) -> None:
     assert not device.lengths
 
 
-@pytest.mark.parametrize(
-    ("method", "given", "longest"),
-    [
-        ("dare_linear", {"rescale": "l1", "density": DENSITY}, LONG),
-        ("dare_ties", {"rescale": "l1", "density": DENSITY}, LONG),
-        ("multislerp", {}, LONG),
-        ("karcher", {}, LONG),
-        ("model_stock", {}, LONG),
-        ("ties", {"rescale": "l1", "density": DENSITY}, PART),
-        ("della", {"rescale": "l1", "density": 0.5}, 0),
-    ],
-)
+MERGES: list[tuple[str, dict[str, Any], int]] = [
+    ("dare_linear", {"rescale": "l1", "density": DENSITY}, LONG),
+    ("dare_ties", {"rescale": "l1", "density": DENSITY}, LONG),
+    ("multislerp", {}, LONG),
+    ("karcher", {}, LONG),
+    ("model_stock", {}, LONG),
+    ("ties", {"rescale": "l1", "density": DENSITY}, PART),
+    ("della", {"rescale": "l1", "density": 0.5}, 0),
+]
+
+
+@needs_programs
+@pytest.mark.parametrize(("method", "given", "longest"), some(MERGES, MERGES[-1]))
 def test_merges_are_those_of_the_loops(
     device: Noted, method: str, given: dict[str, Any], longest: int
 ) -> None:
@@ -232,8 +226,9 @@ def test_only_an_operator_that_says_so_remembers(monkeypatch: pytest.MonkeyPatch
     assert all(DareLinear()._norms(chunk, None)[2] is None for chunk in chunks(None, 611))
 
 
+@needs_programs
 def test_a_device_marks_nothing_and_draws_again(device: Noted) -> None:
-    for chunk in chunks(device, 611):
+    for chunk in chunks(device, 1):
         assert DareLinear()._norms(chunk, None)[2] is None
     assert device.lengths
 
@@ -241,7 +236,9 @@ def test_a_device_marks_nothing_and_draws_again(device: Noted) -> None:
 def measured(device: Gpu | None, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The sums behind the views of two blocks."""
     some = weights(2)
-    sites = [[Site(f"w{n}", n, b, 2, EXPERTS, {}, 0, (n,)) for n in SIZES] for b in range(2)]
+    sites = [
+        [Site(f"w{n}", n, b, 2, EXPERTS, {}, 0, (n,)) for n in some(SIZES, 611)] for b in range(2)
+    ]
 
     class Opened(MemorySource):
         def __enter__(self) -> Opened:
@@ -259,6 +256,7 @@ def measured(device: Gpu | None, monkeypatch: pytest.MonkeyPatch) -> Any:
     return signatures._measured(members, sites, options, given)
 
 
+@needs_programs
 def test_views_are_those_of_the_loops(device: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     by_loops, found = measured(None, monkeypatch), measured(device, monkeypatch)
     assert by_loops == found and np.all(found["dots"]) and np.all(found["mass"])

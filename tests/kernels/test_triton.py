@@ -1,35 +1,34 @@
-"""Programs in Triton beside the compiled loops: the same bits, on a GPU or interpreted.
-
-Without a GPU: `pip install triton`, then `TRITON_INTERPRET=1 pytest tests/kernels/test_triton.py`.
-"""
+"""Programs in Triton beside the compiled loops: the same bits, on a GPU or interpreted."""
 
 from __future__ import annotations
 
-import os
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from sigmerge.engine import stream
 from sigmerge.engine.gpu import Gpu
-from sigmerge.kernels import claim, geometry, select, tensors
+from sigmerge.kernels import chunk_passes, claim, geometry, select, triton_passes
 from sigmerge.kernels import merge as loops
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
-from sigmerge.kernels.dtypes import BF16, CODE, F16, F32, MEMORY, address_of, table
-from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, DROP, NORM, TRIM, Formula, formula
+from sigmerge.kernels.convert import NARROW, STORAGE
+from sigmerge.kernels.device_memory import no_flag
+from sigmerge.kernels.dtypes import BF16, CODE, F16, F32, MEMORY, Span, address_of, load_rows, table
+from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, DROP, LEAD, NORM, TRIM, Formula, formula
 from sigmerge.kernels.partial_sums import PartSums
 from sigmerge.kernels.signature import signature
+from tests.gpu import DEVICE, interpreted, needs_programs, some
 
-pytest.importorskip("triton", reason="Triton is not installed")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET"):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+pytestmark = needs_programs
 
-STORED = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+STORED = ("bf16", "f16", "f32")
 START = 10
 WEIGHTS = np.array([0.3, 0.5, 0.7], np.float32)
 CUTS = np.array([[0x39D1B717, 0], [0x399D4952, ANY_TIES], [ALL, 0]], np.int64)
@@ -58,8 +57,8 @@ FORMULAS = {
 
 
 @pytest.fixture(autouse=True)
-def _in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "FUSED", {DEVICE})
+def _short_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreted(monkeypatch)
 
 
 class Parameter(NamedTuple):
@@ -68,59 +67,78 @@ class Parameter(NamedTuple):
 
 
 class Rows:
-    """Three experts and their reference, as the loops and as torch read them."""
+    """Three experts and their reference, as the loops and as programs read them."""
 
-    def __init__(self, size: int, dtype: str, seed: int = 0) -> None:
+    def __init__(self, size: int, dtypes: str, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         base = rng.normal(0, 0.02, size)
         values = [base + rng.normal(0, 5e-4, size) for _ in range(3)]
-        made = [torch.from_numpy(v).to(STORED[dtype]) for v in (*values, base)]
-        self.stored = [
-            row.view(torch.int16).numpy().view(np.uint16) if dtype == "bf16" else row.numpy()
-            for row in made
-        ]
-        device = torch.device(DEVICE)
-        self.there = tensors.matrix(4, size, STORED[dtype], device)[:, :size]
-        self.there.copy_(torch.stack(made))
+        names = dtypes.split() * (1 if " " in dtypes else 4)
+        self.stored = [narrowed(*row) for row in zip(names, (*values, base), strict=True)]
         self.size = size
+
+    @cached_property
+    def there(self) -> torch.Tensor:
+        rows = stream.StoredRows("w", 0, ("",) * 4, [Span.of(row) for row in self.stored])
+        return Gpu(DEVICE, 0)._copies(rows, again=False)
 
     def some(self, reference: bool) -> tuple[Any, torch.Tensor]:
         stop = None if reference else -1
         return table(self.stored[:stop]), self.there[:stop]
 
 
+def narrowed(name: str, values: Any) -> Any:
+    stored = np.empty(values.size, STORAGE[name.upper()])
+    assert NARROW[name.upper()](values.astype(np.float32), stored)
+    return stored
+
+
 def merged(way: Formula, rows: torch.Tensor, tile: int, kind: int) -> torch.Tensor | None:
     """None if the flag says that something is not finite."""
-    flag = tensors.no_flag(rows.device)
-    found = tensors.merge(way, rows, START, tile, kind, flag)
+    flag = no_flag(rows.device)
+    found = chunk_passes.merge(way, rows, START, tile, kind, flag)
     return None if flag.item() else found
 
 
-CASES = pytest.mark.parametrize(
-    ("dtype", "size", "tile"),
-    [("bf16", 5000, 4096), ("bf16", 2049, 1003), ("f16", 1500, 1024), ("f32", 1, 64)],
-)
+ALL_CASES = (
+    ("bf16", 5000, 4096), ("bf16", 2049, 1003), ("f16", 1500, 1024), ("f32", 1, 64),
+    ("bf16 f32 f16 bf16", 2049, 1003), ("bf16 f32 f16 bf16", 90, 96),
+)  # fmt: skip
+"""Types, coordinates, a tile's; where types differ, those of the experts and the reference."""
+CASES = pytest.mark.parametrize(("dtype", "size", "tile"), some(ALL_CASES, ALL_CASES[-1]))
 
 
 @CASES
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", some(FORMULAS, "vectors", "trim, some ties", "drop, elected"))
 def test_merges_are_those_of_the_loops(dtype: str, size: int, tile: int, name: str) -> None:
     rows, way = Rows(size, dtype), FORMULAS[name]
     given_table, there = rows.some(way.reads_reference)
-    for kind, stored in ((BF16, np.uint16), (F16, np.float16), (F32, np.float32)):
+    kinds = ((BF16, np.uint16), (F16, np.float16), (F32, np.float32))
+    for kind, stored in some(kinds, kinds[0]):
         out = np.zeros(size, stored)
         where = (START, size, tile, tile, np.array([kind, -1, address_of(out)]), np.zeros(1))
         assert loops.merge(way, given_table, *where)[:2] == (True, True)
         found = merged(way, there, tile, kind)
         assert found is not None
         assert found.cpu().view(torch.uint8).numpy().tobytes() == out.tobytes()
-    by_loops, by_triton = np.zeros(1), np.zeros(1)
-    nowhere = np.array([NORM, -1, 0])
-    loops.merge(way, given_table, START, size, tile, tile, nowhere, by_loops)
-    lanes = merged(way, there, tile, NORM)
-    assert lanes is not None
-    tensors.add_number(lanes, NORM, by_triton)
-    assert by_triton == by_loops and by_loops > 0
+    for kind in (NORM, LEAD) if way.combine == DISJOINT else (NORM,):
+        by_loops, by_triton = np.zeros(1), np.zeros(1)
+        nowhere = np.array([kind, -1, 0])
+        loops.merge(way, given_table, START, size, tile, tile, nowhere, by_loops)
+        number = merged(way, there, tile, kind)
+        assert number is not None
+        chunk_passes.add_number(number, by_triton)
+        assert by_triton == by_loops and by_loops != 0
+
+
+def test_draws_depend_on_the_place_in_a_tensor() -> None:
+    rows, way, start = Rows(7, "f32"), FORMULAS["drop"], 2**34 + 1
+    given_table, there = rows.some(True)
+    out = np.zeros(7, np.float32)
+    where = (start, 7, 64, 64, np.array([F32, MEMORY, address_of(out)]), np.zeros(1))
+    loops.merge(way, given_table, *where)
+    found = chunk_passes.merge(way, there, start, 64, F32, no_flag(there.device))
+    assert found.tolist() == out.tolist()
 
 
 @CASES
@@ -130,17 +148,17 @@ def test_sums_are_those_of_the_loops(dtype: str, size: int, tile: int) -> None:
     given, unmarked = (FORMULAS["drop"], tile, tile), np.zeros((0, 3, 0), np.uint8)
     expected, found = np.zeros((2, 3)), one_part(2, 3)
     loops.norms_of_thinning(given_table, START, size, *given, expected, unmarked)
-    assert tensors.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found, unmarked)
+    assert chunk_passes.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found, unmarked)
     assert (found.sums[0] == expected).all() and expected.any()
     dots, mass, by_part = np.zeros((3, 3)), np.zeros(2), (one_part(3, 3), one_part(2))
     signature(given_table, START, size, tile, dots, mass)
-    assert tensors.COUNTERPARTS[signature](there, START, tile, *by_part)
+    assert chunk_passes.COUNTERPARTS[signature](there, START, tile, *by_part)
     assert (by_part[0].sums[0] == dots).all() and (by_part[1].sums[0] == mass).all()
     assert dots.any()
-    for vectors in (True, False):
-        gram, found = np.zeros((3, 3)), one_part(3, 3)
-        geometry.gram(given_table, START, size, vectors, tile, gram)
-        assert tensors.COUNTERPARTS[geometry.gram](there, START, vectors, tile, found)
+    for vectors, count, read in some(((True, 3, 4), (False, 4, 4)), (False, 2, 2)):
+        gram, found = np.zeros((count, count)), one_part(count, count)
+        geometry.gram(given_table[:read], START, size, vectors, tile, gram)
+        assert chunk_passes.COUNTERPARTS[geometry.gram](there[:read], START, vectors, tile, found)
         assert (found.sums[0] == gram).all()
 
 
@@ -150,13 +168,13 @@ def one_part(*shape: int) -> PartSums:
 
 
 @CASES
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", some([1, 2], 2))
 def test_counts_are_those_of_the_loops(dtype: str, size: int, tile: int, every: int) -> None:
     rows, experts = Rows(size, dtype), np.array([0, 2])
     given_table, there = rows.some(True)
     counts = [np.zeros((2, select.HIGH_PLACES), np.uint32) for _ in range(2)]
     select.count_high(given_table, START, size, experts, every, counts[0])
-    assert tensors.count_high(there, START, experts, every, counts[1])
+    assert chunk_passes.count_high(there, START, experts, every, counts[1])
     assert (counts[0] == counts[1]).all() and counts[0].any()
     for ranges in (
         np.array([[0x39D00000, 1, 0], [0x399D0000, 40000, 0]]),
@@ -169,20 +187,20 @@ def test_counts_are_those_of_the_loops(dtype: str, size: int, tile: int, every: 
             for _ in range(2)
         ]  # fmt: skip
         select.count_inside(given_table, START, size, experts, every, ranges, *found[0])
-        assert tensors.count_inside(there, START, experts, every, ranges, *found[1])
+        assert chunk_passes.count_inside(there, START, experts, every, ranges, *found[1])
         assert all((a == b).all() for a, b in zip(*found, strict=True))
 
 
 @CASES
-@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("share", some([0.0, 0.2, 1.0], 0.2))
 def test_selected_magnitudes_are_those_of_a_sort(
     dtype: str, size: int, tile: int, share: float
 ) -> None:
     rows, experts = Rows(size, dtype), np.array([0, 2])
     ranks = np.array([max(1, int(share * size)), size])
-    found = tensors.selected(rows.some(True)[1], experts, ranks)
-    values = rows.there.float().cpu().numpy()
-    assert found is not None
+    found = chunk_passes.selected(rows.some(True)[1], experts, ranks)
+    values = np.empty((4, size), np.float32)
+    assert found is not None and load_rows(table(rows.stored), table([]), values)
     for expert, rank, numbers in zip(experts, ranks, found.tolist(), strict=True):
         patterns = np.sort(np.abs(values[expert] - values[3]).view(np.uint32))[::-1]
         at = patterns[rank - 1]
@@ -190,14 +208,14 @@ def test_selected_magnitudes_are_those_of_a_sort(
 
 
 def test_what_is_not_finite_is_left_to_the_loops() -> None:
-    rows = Rows(2000, "bf16")
-    rows.there[1][1500] = float("inf")
+    rows = Rows(300, "bf16")
+    rows.stored[1][250] = 0x7F80  # infinity
     _, there = rows.some(True)
-    assert merged(FORMULAS["vectors"], there, 1024, BF16) is None
-    assert not tensors.COUNTERPARTS[signature](there, START, 1024, one_part(3, 3), one_part(2))
+    assert merged(FORMULAS["vectors"], there, 300, BF16) is None
+    assert not chunk_passes.COUNTERPARTS[signature](there, START, 300, one_part(3, 3), one_part(2))
     counts = np.zeros((1, select.HIGH_PLACES), np.uint32)
-    assert not tensors.count_high(there, START, np.array([1]), 1, counts)
-    assert tensors.selected(there, np.array([0, 1]), np.array([5, 5])) is None
+    assert not chunk_passes.count_high(there, START, np.array([1]), 1, counts)
+    assert chunk_passes.selected(there, np.array([0, 1]), np.array([5, 5])) is None
     assert not counts.any()
 
 
@@ -211,11 +229,20 @@ class Claims:
     def __init__(
         self, dtype: str, key: tuple[int, int, int] = (0, 0, 0), edges: Any = EDGES
     ) -> None:
-        self.rows, self.edges = Rows(2000, dtype, seed=1), edges
-        of = [*self.rows.stored, self.rows.stored[0]]  # the first expert is the anchor too
+        """Of the dtype "mixed" no two tiles side by side are stored alike, nor two members'."""
+        rng, self.edges = np.random.default_rng(1), edges
+        base = rng.normal(0, 0.02, 2000)
+        values = [*(base + rng.normal(0, 5e-4, 2000) for _ in range(3)), base]
+        names = tuple(STORED) if dtype == "mixed" else (dtype,) * 3
+        self.stored = [
+            [narrowed(names[(member + tile) % 3], row[edges[tile] : edges[tile + 1]])
+             for tile in range(3)]
+            for member, row in enumerate(values)
+        ]  # fmt: skip
+        of = [*self.stored, self.stored[0]]  # the first expert is the anchor too
         self.sources = np.array(
-            [[(CODE[row.dtype], MEMORY, address_of(row) + row.itemsize * begin)
-              for begin in edges[:-1].tolist()] for row in of], np.int64)  # fmt: skip
+            [[(CODE[tile.dtype], MEMORY, address_of(tile)) for tile in row] for row in of], np.int64
+        )
         self.key = np.array(key, np.int64)
         self.by_loops = claim.free_map(2000)
         self.triton: Any = Gpu(DEVICE, 1 << 20).claims()
@@ -242,9 +269,15 @@ class Claims:
         assert (self.by_triton.cpu().numpy() == self.by_loops).all()
 
 
-@pytest.mark.parametrize("dtype", STORED)
-@pytest.mark.parametrize("key", [(0, 0, 0), (1, 77, 4000000000)], ids=["score", "random"])
-@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+SCORE, RANDOM = (0, 0, 0), (1, 77, 4000000000)
+CLAIMS = itertools.product((*STORED, "mixed"), (SCORE, RANDOM), (False, True))
+FORMS = ((claim.ADD, 0.3), (claim.SPARSE, 3.0), (claim.REPLACE, 0.7), (claim.REPLACE, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "key", "together"),
+    some(CLAIMS, ("mixed", SCORE, False), ("f16", RANDOM, True)),
+)
 def test_claims_are_those_of_the_loops(
     dtype: str, key: tuple[int, int, int], together: bool
 ) -> None:
@@ -254,7 +287,7 @@ def test_claims_are_those_of_the_loops(
     if together:
         claims.triton.bring(claims.sources, claims.edges)
         assert len(claims.triton._copies._whole) == 4
-    for domain in range(3):
+    for domain in some(range(3), *range(1 if key[0] else 2)):
         table = claims.table(domain)
         magnitudes = np.zeros(select.HIGH_PLACES, np.uint32)
         for every in (1, 2):
@@ -275,14 +308,13 @@ def test_claims_are_those_of_the_loops(
         before = Settlement(domain, ties, counts)
     claims.both("settle", claims.edges, before, results=[])
     support, mass = np.zeros(3, np.int64), np.zeros(3)
-    plain = claims.table(1)._replace(key=np.zeros(3, np.int64))
-    claims.both("tally", plain, 1, results=[support, mass])
+    plain = claims.table(0)._replace(key=np.zeros(3, np.int64))
+    claims.both("tally", plain, 0, results=[support, mass])
     assert support.any()
-    for form, scale in ((claim.ADD, 0.3), (claim.SPARSE, 3.0), (claim.REPLACE, 0.7),
-                        (claim.REPLACE, 1.0)):  # fmt: skip
+    for form, scale in some(FORMS, FORMS[1], FORMS[2]):
         keys = np.array([[1, 2], [3, 4000000000], [5, 6]], np.int64)
         update = Admission(form, scale, np.arange(3), 1 << 30, keys)
-        for kind, stored in ((BF16, np.uint16), (F32, np.float32)):
+        for kind, stored in some(((BF16, np.uint16), (F32, np.float32)), (F16, np.float16)):
             out, again = np.zeros(2000, stored), np.zeros(2000, stored)
             of, rest = (update, claims.edges), (0, 3, claims.sources)
             for way, owner, to in (
@@ -299,20 +331,22 @@ HALF = np.float32(2**29)
 """Half of the bound for thresholds from 1 on and below 2: 2⁵³ units of 2⁻²³."""
 
 
+BOUNDS: list[Any] = [
+    (ONE, [HALF, HALF - 32, *[JUST_MORE] * 31], False, True),  # below the bound by 1 − 31 units
+    (ONE, [HALF, HALF], True, True),
+    (ONE, [*[JUST_MORE] * 999, 2 * HALF], True, False),
+    (ONE - 1, [HALF, *[JUST_MORE] * 99], True, True),  # a smaller unit, and half the bound
+    (0, [2**-97, 2**-149], False, True),
+    (0, [2**-96, 2**-149], True, False),
+    (0, [0.1, 2**-149, 3.0], True, False),
+    (5, [2**-149 * 7] * 900, False, True),
+    (0x7FFFFF, [2**-97, 2**-126], False, True),  # the largest number that is not normal
+    (0x7FFFFF, [2**-60, *[2**-126 + 2**-149] * 99], True, False),
+]
+
+
 @pytest.mark.parametrize(
-    ("threshold", "entries", "in_order", "exact"),
-    [
-        (ONE, [HALF, HALF - 32, *[JUST_MORE] * 31], False, True),  # below the bound by 1 − 31 units
-        (ONE, [HALF, HALF], True, True),
-        (ONE, [*[JUST_MORE] * 999, 2 * HALF], True, False),
-        (ONE - 1, [HALF, *[JUST_MORE] * 99], True, True),  # a smaller unit, and half the bound
-        (0, [2**-97, 2**-149], False, True),
-        (0, [2**-96, 2**-149], True, False),
-        (0, [0.1, 2**-149, 3.0], True, False),
-        (5, [2**-149 * 7] * 900, False, True),
-        (0x7FFFFF, [2**-97, 2**-126], False, True),  # the largest number that is not normal
-        (0x7FFFFF, [2**-60, *[2**-126 + 2**-149] * 99], True, False),
-    ],
+    ("threshold", "entries", "in_order", "exact"), some(BOUNDS, BOUNDS[0], BOUNDS[2])
 )
 def test_masses_of_claims_are_those_of_the_loops_at_the_bound(
     threshold: int,
@@ -323,9 +357,9 @@ def test_masses_of_claims_are_those_of_the_loops_at_the_bound(
 ) -> None:
     """A sum that may be rounded, and only such a one, is added in the order of the loops."""
     claims = Claims("f32")
-    for row in claims.rows.stored:
-        row[:] = 0
-    claims.rows.stored[0][300 : 300 + len(entries)] = entries
+    for tile in itertools.chain(*claims.stored):
+        tile[:] = 0
+    claims.stored[0][1][: len(entries)] = entries
     tallied, again = claims.triton._tallied, []
 
     def noted(rows: Any, *given: Any) -> Any:
@@ -355,7 +389,7 @@ def test_a_large_sample_of_claims_is_that_of_some_tiles(monkeypatch: pytest.Monk
 
 def test_threads_compile_a_program_once() -> None:
     """Two threads that launch it first at the same time; a constant makes another program."""
-    passes = tensors.passes()
+    passes: Any = triton_passes
     running: list[int] = []
 
     class Program:

@@ -1,10 +1,10 @@
-"""Chunks on a GPU: copied there through pinned memory, passed over by torch, copied back.
+"""Chunks on a GPU: copied there through pinned memory, passed over by Triton, copied back.
 
 Every worker thread has its own stream and a ring of pinned memory (`kernels/staging.py`): while one
 slot is copied to the device the next is filled, another thread's chunk is computed and a third's
 is written. What a pass has copied stays on the device for the next pass over it, as long as there
 is room. A chunk that does not fit is taken in ever smaller parts. A pass that has no counterpart
-there, or meets a value that is not finite, is left to the processor's loops.
+there, or meets a value that is not finite, is left to the processor's loops. Solvers are torch's.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sigmerge._native import read
 from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.opened import named_reads
-from sigmerge.kernels import TILE, Array, staging, tensors
-from sigmerge.kernels.dtypes import BF16, CODE, MEMORY, Span
-from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
+from sigmerge.kernels import TILE, Array, chunk_passes, staging
+from sigmerge.kernels.device_memory import STORED, matrix, no_flag
+from sigmerge.kernels.dtypes import BF16, CODE, F32, MEMORY, Span
+from sigmerge.kernels.merge import LEAD, NORM, Formula
 from sigmerge.kernels.partial_sums import PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.staging import Drain
-from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies, sizes
-from sigmerge.kernels.tensors import Tensors
+from sigmerge.kernels.triton_claims import TileCopies, TritonClaims, sizes
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra
@@ -56,7 +56,7 @@ READ_ONCE = {signature}
 
 
 class Gpu:
-    """Where torch passes over chunks: `cuda`, or `cpu` in tests."""
+    """Where programs pass over chunks: `cuda`, or `cpu` where Triton interprets them."""
 
     def __init__(
         self, name: str = "cuda", keep: int | None = None, least: int | None = None
@@ -74,23 +74,21 @@ class Gpu:
         self, rows: StoredRows, formula: Formula, tile: int, step: int, kind: int, out: Array
     ) -> bool:
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
-        if formula.thin in tensors.LEFT_TO_LOOPS or _size(rows) < self._least:
+        if not chunk_passes.has_program(formula) or _size(rows) < self._least:
             return False
         number = kind in (NORM, LEAD)
 
-        def run(raw: Tensors, length: int) -> bool:
-            left, flag, total = formula, tensors.no_flag(self._device), np.zeros(1)
+        def run(raw: torch.Tensor, length: int) -> bool:
+            left, flag, total = formula, no_flag(self._device), np.zeros(1)
             for begin in range(0, _size(rows), length):
-                part = tensors.part(raw, begin, length)
-                found = tensors.merge(left, part, rows.start + begin, tile, kind, flag)
-                if found is None:
-                    return False
+                part = raw[:, begin : begin + length]
+                found = chunk_passes.merge(left, part, rows.start + begin, tile, kind, flag)
                 if number:
-                    tensors.add_number(found, kind, total)
+                    chunk_passes.add_number(found, total)
                 else:
                     self.give(found, out[begin : begin + length])
-                if length < _size(rows) and formula.thin == TRIM:
-                    left = left._replace(cuts=tensors.cuts_left(left, part))
+                if length < _size(rows):
+                    left = left._replace(cuts=chunk_passes.cuts_left(left, part))
             if flag.item():  # all that the stream was given is done now
                 return False
             if number:
@@ -104,16 +102,16 @@ class Gpu:
         self, rows: StoredRows, formula: Formula, tile: int, kind: int, target: Drain
     ) -> bool:
         """Write stored values into a file; whether it was done."""
-        if formula.thin in tensors.LEFT_TO_LOOPS or _size(rows) < self._least:
+        if not chunk_passes.has_program(formula) or _size(rows) < self._least:
             return False
         made: list[torch.Tensor] = []
 
-        def run(raw: Tensors, length: int) -> bool:
+        def run(raw: torch.Tensor, length: int) -> bool:
             if length < _size(rows):
                 return False
-            flag = tensors.no_flag(self._device)
-            found = tensors.merge(formula, raw, rows.start, tile, kind, flag)
-            if found is None or flag.item():
+            flag = no_flag(self._device)
+            found = chunk_passes.merge(formula, raw, rows.start, tile, kind, flag)
+            if flag.item():
                 return False
             made.append(found)
             return True
@@ -123,18 +121,17 @@ class Gpu:
 
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done."""
-        program = tensors.COUNTERPARTS.get(kernel)
+        program = chunk_passes.COUNTERPARTS.get(kernel)
         if program is None or _size(rows) < self._least:
             return False
 
-        def run(raw: Tensors, length: int) -> bool:
-            if length >= _size(rows) and tensors.fused(raw) is not None:
-                # A program of launches changes nothing before all is computed.
+        def run(raw: torch.Tensor, length: int) -> bool:
+            if length >= _size(rows):  # it changes nothing before all is computed
                 return program(raw, rows.start, *arguments)
             own = [_own(each) for each in arguments]
             for begin in range(0, _size(rows), length):
                 given = [_from(each, begin) for each in own]
-                if not program(tensors.part(raw, begin, length), rows.start + begin, *given):
+                if not program(raw[:, begin : begin + length], rows.start + begin, *given):
                     return False
             for each, copy in zip(arguments, own, strict=True):
                 _take(each, copy)
@@ -143,14 +140,14 @@ class Gpu:
         return self._fitting(rows, TILE, run, again=kernel not in READ_ONCE)
 
     def select(self, rows: StoredRows, experts: Array, ranks: Array) -> Array | None:
-        """`tensors.selected` of a chunk; None if it is left to passes."""
+        """`chunk_passes.selected`; None if it is left to passes."""
         if _size(rows) < self._least:
             return None
         found: list[Array | None] = [None]
 
-        def run(raw: Tensors, length: int) -> bool:
+        def run(raw: torch.Tensor, length: int) -> bool:
             if length >= _size(rows):  # a part of a chunk has no ranks
-                found[0] = tensors.selected(raw, experts, ranks)
+                found[0] = chunk_passes.selected(raw, experts, ranks)
             return True
 
         self._fitting(rows, TILE, run, again=True)
@@ -189,15 +186,12 @@ class Gpu:
         fewest, most = BLOCKS
         return max(fewest, min(most, self._keep // max(1, nbytes)))
 
-    def claims(self, run: _Map = map, blocks: int = 1) -> TensorClaims:
+    def claims(self, run: _Map = map, blocks: int = 1) -> TritonClaims:
         """The loops of a repair on this device, for one of `blocks`, whose copies they keep.
 
         `run` spreads copying over threads.
         """
-        way: type[TensorClaims] = TensorClaims
-        if tensors.in_triton(self._device):
-            from sigmerge.kernels.triton_claims import TritonClaims as way  # noqa: N813
-        return way(self._device, _BlockCopies(self, self._keep // blocks, run), self)
+        return TritonClaims(self._device, _BlockCopies(self, self._keep // blocks, run), self)
 
     def drain(self, values: torch.Tensor, target: Drain, begun: int = 0) -> bool:
         """Write values into a file, from so many bytes behind its place on; whether it was done.
@@ -212,7 +206,7 @@ class Gpu:
 
     def give(self, values: torch.Tensor, out: Array) -> None:
         """Copy results to where they belong; it is done when the stream is."""
-        _typed(out).copy_(values.view(_typed(out).dtype), non_blocking=True)
+        _typed(out).copy_(values, non_blocking=True)
 
     def give_at(self, values: torch.Tensor, address: int) -> None:
         """The same to an address."""
@@ -236,7 +230,7 @@ class Gpu:
         self.halved(middle, last, program)
 
     def _fitting(
-        self, rows: StoredRows, step: int, run: Callable[[Tensors, int], bool], *, again: bool
+        self, rows: StoredRows, step: int, run: Callable[[torch.Tensor, int], bool], *, again: bool
     ) -> bool:
         """Run a pass over a chunk at once or, where memory is short, over ever smaller parts.
 
@@ -292,7 +286,7 @@ class Gpu:
         found: torch.cuda.Stream = self._local.stream
         return found
 
-    def _copies(self, rows: StoredRows, *, again: bool) -> Tensors:
+    def _copies(self, rows: StoredRows, *, again: bool) -> torch.Tensor:
         """The values on the device: from an earlier pass, or copied now."""
         key = (rows.tensor, rows.start, *rows.members)
         copies = self._kept.get(key, last=not again)
@@ -302,26 +296,24 @@ class Gpu:
                 self._kept.put(key, copies)
         return copies
 
-    def _copied(self, rows: Sequence[Span]) -> Tensors:
-        """Rows on the device; those of one type are a matrix."""
-        kinds, length = [tensors.STORED[CODE[row.dtype]] for row in rows], rows[0].size
-        alike = len(set(kinds)) == 1
+    def _copied(self, rows: Sequence[Span]) -> torch.Tensor:
+        """Rows on the device, one matrix; those of different types become float32, which has all
+        of their values."""
+        kinds, length = {CODE[row.dtype] for row in rows}, rows[0].size
+        alike = len(kinds) == 1
         with self._for_all():
-            found = [tensors.matrix(len(rows), length, kinds[0], self._device)] if alike else [
-                torch.empty(length, dtype=kind, device=self._device) for kind in kinds
-            ]  # fmt: skip
+            kind = STORED[kinds.pop() if alike else F32]
+            found = matrix(len(rows), length, kind, self._device)
         if alike:
-            self._send_rows(rows, found[0])
-            return found[0][:, :length]
-        for row, place in zip(rows, found, strict=True):
-            self._send_rows([row], place[None])
-        return found
-
-    def _send_rows(self, rows: Sequence[Span], matrix: torch.Tensor) -> None:
-        """Copy rows into those of a matrix, which may be longer."""
-        apart = matrix.stride(0) * matrix.itemsize
-        spans = [(r.descriptor, r.position, i * apart, r.nbytes) for i, r in enumerate(rows)]
-        self.send(spans, matrix)
+            apart = found.stride(0) * found.itemsize
+            spans = [(r.descriptor, r.position, i * apart, r.nbytes) for i, r in enumerate(rows)]
+            self.send(spans, found)
+        else:
+            for row, place in zip(rows, found, strict=True):
+                stored = self.bytes_there(row.nbytes)
+                self.send([(row.descriptor, row.position, 0, row.nbytes)], stored)
+                place[:length].copy_(stored.view(_TORCH[CODE[row.dtype]]))
+        return found[:, :length]
 
     @contextmanager
     def _for_all(self) -> Iterator[None]:
@@ -512,15 +504,14 @@ def _size(rows: StoredRows) -> int:
 
 
 _NOTHING = torch.empty(0)
-_STORAGE = {torch.bfloat16: np.uint16, torch.int16: np.uint16, torch.float16: np.float16,
-            torch.float32: np.float32}  # fmt: skip
+_STORAGE = {torch.int16: np.uint16, torch.float16: np.float16, torch.float32: np.float32}
+_TORCH = {**STORED, BF16: torch.bfloat16}
+"""The types that torch converts from."""
 
 
 def _typed(values: Array) -> torch.Tensor:
-    """Stored values as a tensor: bit patterns of bfloat16 as numbers."""
-    if CODE[values.dtype] == BF16:
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(values)
+    """Stored values as a tensor; those of bfloat16 as programs have them."""
+    return torch.from_numpy(values.view(np.int16) if CODE[values.dtype] == BF16 else values)
 
 
 CopyKey: TypeAlias = tuple[Any, ...]
@@ -531,33 +522,29 @@ class _Kept:
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
-        self._copies: OrderedDict[CopyKey, Tensors] = OrderedDict()
+        self._copies: OrderedDict[CopyKey, torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: CopyKey, *, last: bool) -> Tensors | None:
+    def get(self, key: CopyKey, *, last: bool) -> torch.Tensor | None:
         """Copies, which the `last` to read them takes away."""
         with self._lock:
             copies = self._copies.pop(key, None)
             if copies is not None and last:
-                self._size -= _bytes(copies)
+                self._size -= copies.nbytes
             elif copies is not None:
                 self._copies[key] = copies
             return copies
 
-    def put(self, key: CopyKey, copies: Tensors) -> None:
+    def put(self, key: CopyKey, copies: torch.Tensor) -> None:
         with self._lock:
-            if _bytes(copies) > self._limit or key in self._copies:
+            if copies.nbytes > self._limit or key in self._copies:
                 return
             self._copies[key] = copies
-            self._size += _bytes(copies)
+            self._size += copies.nbytes
             while self._size > self._limit:
-                self._size -= _bytes(self._copies.popitem(last=False)[1])
+                self._size -= self._copies.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
         with self._lock:
             self._copies.clear()
             self._size = 0
-
-
-def _bytes(copies: Tensors) -> int:
-    return copies.nbytes if isinstance(copies, torch.Tensor) else sum(c.nbytes for c in copies)

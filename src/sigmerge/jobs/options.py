@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from sigmerge.engine.machine import CORES, default_threads, device_kind
-from sigmerge.errors import SigmergeError
+from sigmerge.errors import SigmergeError, require
 from sigmerge.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -101,9 +101,12 @@ class _TaskOptions(Options):
 
 
 def _check(device: str) -> None:
+    """Raise where this machine has no GPU, or lacks what passes over weights there."""
     from sigmerge.probing.loading import checked_device
 
+    require(f"--device {device}", gpu=["torch"])
     checked_device(device)
+    require(f"--device {device}", gpu=["triton"])
 
 
 def _opened(device: str) -> Gpu:

@@ -1,15 +1,18 @@
 """The loops of `claim` on a GPU, one launch each: the same counts, marks and values.
 
-A program takes a part of a tile. It finds the stored values by a table of addresses on the device,
-which has a row for every tile. Runs whose tiles are stored in different types are left to the
-programs in torch. The loops add masses entry after entry; where a sum is exact, its order is of no
-account, and all parts of a tile add theirs at once (`exact_below`).
+A program takes a part of a tile. It finds the stored values by a table on the device, which has a
+row for every tile: addresses, and in their last two bits the types. Nothing is changed before all
+of a run of tiles is computed, so that one that does not fit the memory can be taken again in
+halves. The loops add masses entry after entry; where a sum is exact, its order is of no account,
+and all parts of a tile add theirs at once (`exact_below`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,14 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sigmerge.kernels import LANES, SAMPLE_RUN, Array, claim, tensors
+from sigmerge.kernels import LANES, SAMPLE_RUN, Array, claim
 from sigmerge.kernels.claim import Admission, Admitted, Settlement, TileTable
-from sigmerge.kernels.dtypes import BF16, F16, F32
-from sigmerge.kernels.tensor_claims import ENOUGH, TensorClaims, drain_to
-from sigmerge.kernels.tensors import fetched
+from sigmerge.kernels.device_memory import STORED, fetched, no_flag, there
+from sigmerge.kernels.dtypes import BF16, F16, F32, MEMORY
+from sigmerge.kernels.staging import Drain
 from sigmerge.kernels.triton_passes import (
     BLOCK,
     EXACT,
+    added,
     drawn,
     high_place,
     launch,
@@ -32,7 +36,6 @@ from sigmerge.kernels.triton_passes import (
     note_wrong,
     sampled,
     save,
-    there,
     wide,
     widened,
 )
@@ -55,15 +58,19 @@ a GPU adds to one place once at a time."""
 DEPTH = 16
 """Steps of the lanes whose entries are loaded before the first is used: a GPU's memory answers
 late. The time to compile grows with its square."""
-_TILE_ROW = tl.constexpr(TILE_ROW)
-_BF16, _F16 = tl.constexpr(BF16), tl.constexpr(F16)
+ENOUGH = 1 << 22
+"""Coordinates of a sample; of a block that has more, strips of fewer tiles are counted."""
+SEVERAL = 3
+"""Stands for a type where tiles of a run are stored in different ones."""
+_TILE_ROW, _SEVERAL = tl.constexpr(TILE_ROW), tl.constexpr(SEVERAL)
+_BF16, _F16, _F32 = tl.constexpr(BF16), tl.constexpr(F16), tl.constexpr(F32)
 _ABOVE, _TIED, _FREE = (tl.constexpr(int(c)) for c in (claim.ABOVE, claim.TIED, claim.FREE))
 _SPARSE, _REPLACE = tl.constexpr(claim.SPARSE), tl.constexpr(claim.REPLACE)
 
 
 @triton.jit
-def _stored(address, kind: tl.constexpr):
-    """The address as a pointer to stored values; copies begin at multiples of 256 bytes."""
+def _pointer(address, kind: tl.constexpr):
+    """To stored values; copies begin at multiples of 256 bytes."""
     if kind == _BF16:
         pointer = address.to(tl.pointer_type(tl.int16))
     elif kind == _F16:
@@ -71,6 +78,28 @@ def _stored(address, kind: tl.constexpr):
     else:
         pointer = address.to(tl.pointer_type(tl.float32))
     return tl.multiple_of(pointer, 16)
+
+
+@triton.jit
+def _stored(cell, at, there, kind: tl.constexpr):
+    """Values of a tile as they are stored, or where types are mixed as float32."""
+    address = cell & -4
+    if kind == _SEVERAL:
+        if (cell & 3) == _BF16:
+            found = widened(_pointer(address, _BF16), at, there)
+        elif (cell & 3) == _F16:
+            found = widened(_pointer(address, _F16), at, there)
+        else:
+            found = widened(_pointer(address, _F32), at, there)
+    else:
+        found = tl.load(_pointer(address, kind) + at, mask=there, other=0)
+    return found
+
+
+@triton.jit
+def _values(cell, at, there, kind: tl.constexpr):
+    """Values of a tile, which its cell of the table tells."""
+    return wide(_stored(tl.load(cell), at, there, kind))
 
 
 @triton.jit
@@ -93,8 +122,7 @@ def _score(row, begin, at, there, key0, key1, random: tl.constexpr, kind: tl.con
     if random:
         score = drawn(key0, key1, begin + at).to(tl.float32, bitcast=True)
     else:
-        own = widened(_stored(tl.load(row), kind), at, there)
-        score = own - widened(_stored(tl.load(row + 1), kind), at, there)
+        score = _values(row, at, there, kind) - _values(row + 1, at, there, kind)
     return score
 
 
@@ -121,12 +149,21 @@ def _settled(code, at, last_tie, domain):
 
 
 @triton.jit
-def _ahead(pointer, step, size, lanes: tl.constexpr, depth: tl.constexpr):
+def _ahead(cell, step, size, kind: tl.constexpr, lanes: tl.constexpr, depth: tl.constexpr):
     """The entries of the next steps of the lanes, as they are stored."""
     found = ()
     for part in tl.static_range(depth):
         at = step + part * lanes + tl.arange(0, lanes)
-        found = found + (tl.load(pointer + at, mask=at < size, other=0),)  # type: ignore[assignment]  # noqa: RUF005
+        found = found + (_stored(cell, at, at < size, kind),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _codes_ahead(owner, step, size, lanes: tl.constexpr, depth: tl.constexpr):
+    found = ()
+    for part in tl.static_range(depth):
+        at = step + part * lanes + tl.arange(0, lanes)
+        found = found + (tl.load(owner + at, mask=at < size, other=0),)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
@@ -206,9 +243,9 @@ def _tally(
     found = tl.zeros([lanes], tl.int32)
     step = size - size
     while step < size:
-        codes = _ahead(owner + begin, step, size, lanes, depth)
-        own = _ahead(_stored(tl.load(row), kind), step, size, lanes, depth)
-        base = _ahead(_stored(tl.load(row + 1), kind), step, size, lanes, depth)
+        codes = _codes_ahead(owner + begin, step, size, lanes, depth)
+        own = _ahead(tl.load(row), step, size, kind, lanes, depth)
+        base = _ahead(tl.load(row + 1), step, size, kind, lanes, depth)
         for part in tl.static_range(depth):
             at = step + part * lanes + tl.arange(0, lanes)
             mine = (codes[part].to(tl.int32) == code) & (at < size)
@@ -259,15 +296,15 @@ def _admit(
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < size
     mine = tl.load(owner + begin + at, mask=there, other=_FREE).to(tl.int32)
-    some = widened(_stored(tl.load(row), kind), at, there)
+    some = _values(row, at, there, kind)
     note_wrong(some, flag, 1)
     for number in tl.static_range(count):
         chosen = there & (mine == tl.load(domains + number))
-        own = widened(_stored(tl.load(row + _TILE_ROW + number), kind), at, chosen)
+        own = _values(row + _TILE_ROW + number, at, chosen, kind)
         if form == _REPLACE:
             moved = tl.where(scale == 1.0, own, some + (own - some) * scale)
         else:
-            reference = widened(_stored(tl.load(row + 1), kind), at, chosen)
+            reference = _values(row + 1, at, chosen, kind)
             moved = some + scale * (own - reference)
         if form == _SPARSE:
             key = keys + 2 * number
@@ -279,10 +316,72 @@ def _admit(
     save(out + start, at, there, some, flag, result)
 
 
-class TritonClaims(TensorClaims):
-    """`TensorClaims` with one launch for each loop."""
+class TileCopies(Protocol):
+    """Finds or makes copies of a member's tiles on the device."""
 
+    def __call__(
+        self, rows: Array, edges: Array, first: int, last: int, *, alone: bool = False
+    ) -> tuple[Tensor, Array]:
+        """Bytes on the device, and where in them tiles [first, last) begin, for a pass.
+
+        `rows` (tiles, 3) and `edges` are those of all tiles of the block; see `claim.TileTable`.
+        `alone`: in a thread that must not hand work to others.
+        """
+
+    def bring(self, rows: Array, edges: Array) -> None:
+        """Copy members whole, a row of each for each tile, if there is room for all."""
+
+
+class ClaimDevice(Protocol):
+    """The device as loops see it."""
+
+    def stream(self) -> AbstractContextManager[None]:
+        """The calling thread's own; all that it was given is done in the end."""
+
+    def halved(self, first: int, last: int, program: Callable[[int, int], None]) -> None:
+        """Run program(first, last) or, where memory is short, the program on both halves."""
+
+    def give_at(self, values: Tensor, address: int) -> None:
+        """Copy results to an address, where they are when the program has ended."""
+
+    def room(self, size: int) -> Array:
+        """The calling thread's own room for so many float32."""
+
+    def drain(self, values: Tensor, target: Drain, begun: int) -> bool:
+        """Write results into a file, from so many bytes behind its place on; whether it could."""
+
+    def launches_of_others(self) -> AbstractContextManager[None]:
+        """What a program waits in: others may launch meanwhile."""
+
+
+class TritonClaims:
+    """What `sigmerge.kernels.claim` has, by the same names; the owner map is on the device."""
+
+    most_parts = 1
+    """Parts of a block: a launch takes all its tiles at once."""
+    longer = 4
+    """How many times as many tiles as a worker of the loops rewrites are rewritten at a time."""
     _last: _Tiles | None = None
+
+    def __init__(self, device: torch.device, copies: TileCopies, place: ClaimDevice) -> None:
+        self._device, self._copies, self._place = device, copies, place
+
+    def room(self, size: int, dtype: Any) -> Array:
+        """The calling thread's own, where results are copied to."""
+        kind = np.dtype(dtype)
+        return self._place.room(-(-size * kind.itemsize // 4)).view(kind)[:size]
+
+    def bring(self, rows: Array, edges: Array) -> None:
+        """Have the tiles of some members on the device before they are read, if there is room."""
+        with self._place.stream():
+            self._copies.bring(rows, edges)
+
+    def free_map(self, size: int) -> Tensor:
+        with self._place.stream():
+            return torch.full((size,), int(claim.FREE), dtype=torch.uint8, device=self._device)
+
+    def count_free(self, owner: Tensor) -> int:
+        return int((owner == int(claim.FREE)).sum())
 
     def count_high(
         self,
@@ -294,10 +393,7 @@ class TritonClaims(TensorClaims):
         before: Settlement,
         histogram: Array,
     ) -> None:
-        if (kind := _kind(table, first, last)) is None:
-            return super().count_high(table, owner, first, last, every, before, histogram)
-        self._counted(table, owner, first, last, every, before, histogram, kind)
-        return None
+        self._counted(table, owner, first, last, every, before, histogram)
 
     def count_low(
         self,
@@ -310,10 +406,7 @@ class TritonClaims(TensorClaims):
         high: int,
         histogram: Array,
     ) -> None:
-        if (kind := _kind(table, first, last)) is None:
-            return super().count_low(table, owner, first, last, every, before, high, histogram)
-        self._counted(table, owner, first, last, every, before, histogram, kind, high)
-        return None
+        self._counted(table, owner, first, last, every, before, histogram, high)
 
     def _counted(
         self,
@@ -324,7 +417,6 @@ class TritonClaims(TensorClaims):
         every: int,
         before: Settlement,
         histogram: Array,
-        kind: int,
         high: int | None = None,
     ) -> None:
         """Where a sample would be larger than ENOUGH, it is that of one tile in some."""
@@ -340,8 +432,8 @@ class TritonClaims(TensorClaims):
             launch(
                 _count, (strips, triton.cdiv(last - first, step)), tiles.there, step * TILE_ROW,
                 owner, found, len(histogram), *_free(edges, before, first, last), every, high or 0,
-                *_key(table), high is not None, bool(table.key[0]), kind, _aligned(edges), COPIES,
-                SAMPLE_RUN, COUNT_BLOCK, num_warps=COUNT_WARPS, **EXACT,
+                *_key(table), high is not None, bool(table.key[0]), _kind(table, first, last),
+                _aligned(edges), COPIES, SAMPLE_RUN, COUNT_BLOCK, num_warps=COUNT_WARPS, **EXACT,
             )  # fmt: skip
             counted = fetched(found.sum(0, dtype=torch.int32))
             np.add(histogram, counted.view(np.uint32), out=histogram)
@@ -359,12 +451,11 @@ class TritonClaims(TensorClaims):
         counts: Array,
         mass: Array,
     ) -> int:
-        if (kind := _kind(table, first, last)) is None:
-            return super().mark(table, owner, first, last, before, threshold, counts, mass)
         wrong: list[int] = []
 
         def one(first: int, last: int) -> None:
-            tiles, aligned = self._rows(table, owner, first, last), _aligned(table.edges)
+            tiles, kind = self._rows(table, owner, first, last), _kind(table, first, last)
+            aligned = _aligned(table.edges)
             found = torch.zeros((last - first, 4), dtype=torch.float64, device=self._device)
             some = _first_left(before, first, last)
             if some < last and before.ties[some]:
@@ -413,12 +504,11 @@ class TritonClaims(TensorClaims):
         support: Array,
         mass: Array,
     ) -> int:
-        if (kind := _kind(table, first, last)) is None:
-            return super().tally(table, owner, first, last, code, support, mass)
         wrong: list[int] = []
 
         def one(first: int, last: int) -> None:
             rows = self._rows(table, owner, first, last).rows
+            kind = _kind(table, first, last)
             mass[first:last], numbers = self._tallied(rows, owner, code, kind)
             support[first:last] = numbers[:, 0]
             wrong.extend(first + np.flatnonzero(numbers[:, 1]))
@@ -434,7 +524,7 @@ class TritonClaims(TensorClaims):
             _tally, (len(rows),), there(rows, owner), TILE_ROW, owner, found, sums, code, kind,
             LANES, DEPTH, num_warps=2, **EXACT,
         )  # fmt: skip
-        return tensors.totals(sums), fetched(found)
+        return fetched(added(sums)).copy(), fetched(found)
 
     def admit(
         self,
@@ -446,9 +536,6 @@ class TritonClaims(TensorClaims):
         members: Array,
         target: Array,
     ) -> Admitted:
-        kinds = members[:, first:last, 0]
-        if len(np.unique(kinds)) > 1:
-            return super().admit(update, edges, owner, first, last, members, target)
         kind, drain = int(target[0]), drain_to(target)
         fine, base = [True, True], int(edges[first])
 
@@ -461,14 +548,15 @@ class TritonClaims(TensorClaims):
             for column, member in zip(columns, [-1, -2, *update.domains.tolist()], strict=True):
                 copy, rows[:, column] = self._where(members[member], edges, first, last, alone=True)
                 held.append(copy)
-            stored = torch.empty(end - begin, dtype=_RESULT[kind], device=self._device)
-            flag = tensors.no_flag(self._device)
+            stored = torch.empty(end - begin, dtype=STORED[kind], device=self._device)
+            flag = no_flag(self._device)
             launch(
                 _admit, _blocks(int(rows[:, 3].max()), BLOCK, len(rows)), there(rows, owner),
                 rows.shape[1], owner, stored, flag, there(update.domains.astype(np.int32), owner),
                 there(update.keys.astype(np.uint32).view(np.int32), owner),
                 float(np.float32(update.scale)), int(update.below), begin, update.form,
-                len(update.domains), int(kinds[0, 0]), kind, _aligned(edges), BLOCK, **EXACT,
+                len(update.domains), _one(members[:, first:last, 0]), kind, _aligned(edges), BLOCK,
+                **EXACT,
             )  # fmt: skip
             found = int(flag.item())
             del held
@@ -479,6 +567,19 @@ class TritonClaims(TensorClaims):
 
         self._place.halved(first, last, one)
         return Admitted(fine[0], fine[1], int(drain.checksum[0]))
+
+    def _delivered(self, values: Tensor, begun: int, drain: Drain, *, right: bool) -> bool:
+        """Put results, so many bytes behind the first of all, where they belong.
+
+        Into a file only if they are `right`; False if they are not there.
+        """
+        if drain.descriptor == MEMORY:
+            self._place.give_at(values, drain.position + begun)
+            return True
+        if not right:
+            return False
+        with self._place.launches_of_others():
+            return self._place.drain(values, drain, begun)
 
     def _rows(self, table: TileTable, owner: Tensor, first: int, last: int) -> _Tiles:
         """The table's rows; those of the pass before, if that read the same copies."""
@@ -499,9 +600,9 @@ class TritonClaims(TensorClaims):
     def _where(
         self, rows: Array, edges: Array, first: int, last: int, *, alone: bool = False
     ) -> tuple[Tensor, Array]:
-        """A copy of a member's tiles, and the address of each."""
+        """A copy of a member's tiles, and the cell of each in the table."""
         copy, places = self._copies(rows, edges, first, last, alone=alone)
-        return copy, copy.data_ptr() + places
+        return copy, copy.data_ptr() + places + rows[first:last, 0]
 
     def _edge(
         self, edges: Array, owner: Tensor, first: int, last: int, marks: Settlement
@@ -540,16 +641,27 @@ def exact_below(threshold: int) -> float:
     return math.ldexp(1.0, 53 + max(threshold >> 23, 1) - 150)
 
 
-_RESULT = {BF16: torch.int16, F16: torch.float16, F32: torch.float32}
+def drain_to(target: Array) -> Drain:
+    """A row of members as a drain; of memory its position is the address."""
+    kind, descriptor, position = target.tolist()
+    return Drain(descriptor, position, 4 if kind == F32 else 2, np.zeros(1, np.uint64))
 
 
-def _kind(table: TileTable, first: int, last: int) -> int | None:
-    """The one type in which the tiles of a run are stored; None if there are several."""
+def sizes(kinds: Array, edges: Array) -> Array:
+    """Bytes of tiles of a member."""
+    return np.diff(edges) * np.where(kinds == F32, 4, 2)
+
+
+def _kind(table: TileTable, first: int, last: int) -> int:
+    """The one type in which the tiles of a run are stored, or SEVERAL."""
     if table.key[0]:
         return F32
-    kinds = (table.expert[first:last, 0], table.reference[first:last, 0])
-    found = {int(extreme) for some in kinds for extreme in (some.min(), some.max())}
-    return found.pop() if len(found) == 1 else None
+    return _one(np.stack([table.expert[first:last, 0], table.reference[first:last, 0]]))
+
+
+def _one(kinds: Array) -> int:
+    least = int(kinds.min())
+    return least if least == kinds.max() else SEVERAL
 
 
 def _key(table: TileTable) -> tuple[int, int]:

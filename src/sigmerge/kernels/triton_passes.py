@@ -1,9 +1,10 @@
 """Passes over a chunk on a GPU, a launch or two each: the bits of the compiled loops.
 
-Rows are the members' stored values below one another, one matrix; bfloat16 as 16-bit patterns. No
-product is fused with a sum, and quotients are rounded as IEEE 754 says. Sums of float64 run in the
-lanes of the loops: a program adds the entries of its lanes from the first to the last. What is not
-finite sets a flag, or shows in a sum; the caller then leaves the chunk to the loops.
+Rows are the members' stored values below one another, one matrix; bfloat16 as 16-bit patterns.
+Every step rounds once, in the order of the loops: no product is fused with a sum, and quotients are
+rounded as IEEE 754 says. Sums of float64 run in the lanes of the loops: a program adds the entries
+of its lanes from the first to the last. What is not finite sets a flag, or shows in a sum; the
+caller then leaves the chunk to the loops.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ import triton.language as tl
 from torch import Tensor
 
 from sigmerge.kernels import LANES, SAMPLE_RUN, Array, select
+from sigmerge.kernels.device_memory import STORED, there
 from sigmerge.kernels.dtypes import BF16, F16, F32
-from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, DROP, NORM, TRIM, Formula
+from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, DROP, LEAD, NORM, TRIM, Formula
 
 BLOCK = 1024
 """Coordinates of one program where entries do not depend on one another."""
 UNROLL = 8
 """Steps of a lane whose entries are loaded together."""
+ADDED = 32
+"""Sums whose lanes one program adds."""
 EXACT = {"enable_fp_fusion": False}
 THINNING = 6
 """Numbers in a row of `_thinning`."""
 
 _TRIM, _DROP = tl.constexpr(TRIM), tl.constexpr(DROP)
 _BF16, _F16 = tl.constexpr(BF16), tl.constexpr(F16)
-_THINNING = tl.constexpr(THINNING)
+_LEAD, _THINNING = tl.constexpr(LEAD), tl.constexpr(THINNING)
 
 
 @triton.jit
@@ -79,13 +83,14 @@ def drawn(first_key, second_key, place):
     counter, word = place >> 2, place & 3
     w0, w1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     w2, w3 = tl.zeros_like(w0), tl.zeros_like(w0)
-    left, right = tl.full(w0.shape, 0xD2511F53, tl.uint32), tl.full(w0.shape, 0xCD9E8D57, tl.uint32)
+    left, right = tl.full(w0.shape, 0xD2511F53, tl.uint64), tl.full(w0.shape, 0xCD9E8D57, tl.uint64)
     k0 = tl.zeros_like(w0) + first_key.to(tl.uint32, bitcast=True)
     k1 = tl.zeros_like(w0) + second_key.to(tl.uint32, bitcast=True)
     for _ in tl.static_range(10):
-        high0, low0 = tl.umulhi(w0, left), w0 * left
-        high1, low1 = tl.umulhi(w2, right), w2 * right
-        w0, w1, w2, w3 = high1 ^ w1 ^ k0, low1, high0 ^ w3 ^ k1, low0
+        wide0, wide1 = w0.to(tl.uint64) * left, w2.to(tl.uint64) * right
+        w0 = (wide1 >> 32).to(tl.uint32) ^ w1 ^ k0
+        w2 = (wide0 >> 32).to(tl.uint32) ^ w3 ^ k1
+        w1, w3 = wide1.to(tl.uint32), wide0.to(tl.uint32)
         k0 = k0 + tl.full(w0.shape, 0x9E3779B9, tl.uint32)
         k1 = k1 + tl.full(w0.shape, 0xBB67AE85, tl.uint32)
     return tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
@@ -164,6 +169,7 @@ def _merge(
 ):  # fmt: skip
     """One block of the merge: entries thinned, `weighted_sum` or `disjoint`, the steps after it.
 
+    Of LEAD only how many more coordinates elect + than −, which `out` gains.
     `numbers` are rows of `_thinning`, then the experts' weights, then the steps.
     """
     at = tl.program_id(0) * block + tl.arange(0, block)
@@ -181,6 +187,9 @@ def _merge(
         sums, share = tl.zeros([block], tl.float32), tl.zeros([block], tl.float32)
         for d in tl.static_range(experts):
             sums = sums + (entries[d] * _number(weights + d) if weighted else entries[d])
+        if kind == _LEAD:
+            plus, minus = (sums > 0).to(tl.int32), (sums < 0).to(tl.int32)
+            tl.atomic_add(out, tl.sum(plus - minus, 0), sem="relaxed")
         level = tl.where(sums == 0, cancelled, 0.0)
         sign = tl.where(sums > 0, 1.0, tl.where(sums < 0, -1.0, level))
         for d in tl.static_range(experts):
@@ -203,34 +212,33 @@ def _merge(
             reference = widened(rows + experts * stride.to(tl.int64), at, there)
             note_wrong(reference, flag, 1)
             total = tl.where(part != 0, total + reference * part, total)
-    save(out, at, there, total, flag, kind)
+    if kind != _LEAD:
+        save(out, at, there, total, flag, kind)
 
 
 @triton.jit(do_not_specialize=["size"])
 def _sum_lanes(
     values, out, size, tile: tl.constexpr, lanes: tl.constexpr, unroll: tl.constexpr
 ):  # fmt: skip
-    """Σ|value| of one tile of one row of float32, by lane."""
-    row, first = tl.program_id(1), tl.program_id(0).to(tl.int64) * tile
+    """Σ|value| of one tile of float32, by lane."""
+    first, lane = tl.program_id(0).to(tl.int64) * tile, tl.arange(0, lanes)
     end = tl.minimum(first + tile, size)
-    lane = tl.arange(0, lanes)
-    mine = values + row.to(tl.int64) * size
     total = tl.zeros([lanes], tl.float64)
-    for begin in range(0, tile, lanes * unroll):
+    for begin in range(0, (end - first).to(tl.int32), lanes * unroll):
         for step in tl.static_range(unroll):
             at = first + begin + step * lanes + lane
-            total += tl.abs(tl.load(mine + at, mask=at < end, other=0.0)).to(tl.float64)
-    tl.store(out + (row * tl.num_programs(0) + tl.program_id(0)) * lanes + lane, total)
+            total += tl.abs(tl.load(values + at, mask=at < end, other=0.0)).to(tl.float64)
+    tl.store(out + tl.program_id(0) * lanes + lane, total)
 
 
-@triton.jit
-def _in_turn(total, lanes: tl.constexpr):
-    """The lanes added from 0 up; one number and zeros add up to that number in any order."""
-    lane = tl.arange(0, lanes)
-    found = tl.sum(tl.where(lane == 0, total, 0.0), 0)
-    for other in range(1, lanes):
-        found += tl.sum(tl.where(lane == other, total, 0.0), 0)
-    return found
+@triton.jit(do_not_specialize=["count"])
+def _add_lanes(found, out, count, lanes: tl.constexpr, block: tl.constexpr):
+    """Some sums that lie by lane, added from lane 0 up."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    total = tl.zeros([block], tl.float64)
+    for lane in range(lanes):
+        total += tl.load(found + at * lanes + lane, mask=at < count, other=0.0)
+    tl.store(out + at, total, mask=at < count)
 
 
 @triton.jit(do_not_specialize=["start", "size"])
@@ -245,7 +253,7 @@ def _norms(
     mode, last = tl.load(row), tl.load(row + 3).to(tl.uint32, bitcast=True)
     first_key, second_key = tl.load(row + 1), tl.load(row + 2)
     before, after = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float64)
-    for begin in range(0, tile, lanes * unroll):
+    for begin in range(0, (end - first).to(tl.int32), lanes * unroll):
         for step in tl.static_range(unroll):
             at = first + begin + step * lanes + lane
             value = tl.abs(entry(rows, stride, expert, at, at < end, members, True))
@@ -254,8 +262,8 @@ def _norms(
             before += value.to(tl.float64)
             after += tl.where(kept, value, 0.0).to(tl.float64)
     place = expert * tl.num_programs(0) + tl.program_id(0)
-    tl.store(out + place, _in_turn(before, lanes))
-    tl.store(out + tl.num_programs(1) * tl.num_programs(0) + place, _in_turn(after, lanes))
+    tl.store(out + place * lanes + lane, before)
+    tl.store(out + (tl.num_programs(1) * tl.num_programs(0) + place) * lanes + lane, after)
 
 
 @triton.jit
@@ -279,7 +287,7 @@ def _products(
     one, other = _pair(number, count)
     left, right = rows + one * wide, rows + other * wide
     total = tl.zeros([lanes], tl.float64)
-    for begin in range(0, tile, lanes * unroll):
+    for begin in range(0, (end - first).to(tl.int32), lanes * unroll):
         for step in tl.static_range(unroll):
             at = first + begin + step * lanes + lane
             a, b = widened(left, at, at < end), widened(right, at, at < end)
@@ -287,10 +295,11 @@ def _products(
                 reference = widened(rows + (members - 1) * wide, at, at < end)
                 a, b = a - reference, b - reference
             total += a.to(tl.float64) * b.to(tl.float64)
-    tl.store(out + number * tl.num_programs(0) + tl.program_id(0), _in_turn(total, lanes))
+    place = number * tl.num_programs(0) + tl.program_id(0)
+    tl.store(out + place * lanes + lane, total)
 
 
-@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["out"])
+@triton.jit(do_not_specialize=["size"])
 def _masses(
     rows, stride, out, size, members: tl.constexpr, tile: tl.constexpr, lanes: tl.constexpr,
     unroll: tl.constexpr,
@@ -299,7 +308,7 @@ def _masses(
     first = tl.program_id(0).to(tl.int64) * tile
     end, wide, lane = tl.minimum(first + tile, size), stride.to(tl.int64), tl.arange(0, lanes)
     contested, total = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float64)
-    for begin in range(0, tile, lanes * unroll):
+    for begin in range(0, (end - first).to(tl.int32), lanes * unroll):
         for step in tl.static_range(unroll):
             at = first + begin + step * lanes + lane
             reference = widened(rows + (members - 1) * wide, at, at < end)
@@ -310,8 +319,8 @@ def _masses(
             largest = tl.maximum(high, -low).to(tl.float64)
             total += largest
             contested += tl.where((high > 0) & (low < 0), largest, 0.0)
-    tl.store(out + tl.program_id(0), _in_turn(contested, lanes))
-    tl.store(out + tl.num_programs(0) + tl.program_id(0), _in_turn(total, lanes))
+    tl.store(out + tl.program_id(0) * lanes + lane, contested)
+    tl.store(out + (tl.num_programs(0) + tl.program_id(0)) * lanes + lane, total)
 
 
 @triton.jit
@@ -376,15 +385,16 @@ def _count_inside(
         tl.atomic_or(left_out + place, bits, mask=inside & (shift > 0), sem="relaxed")
 
 
-def _earlier_ties(formula: Formula, rows: Tensor, numbers: Tensor) -> Tensor:
-    """By expert and block, how many entries before it lie on the cut."""
+def tied(formula: Formula, rows: Tensor, numbers: Tensor | None = None) -> Tensor:
+    """By expert and block, how many entries lie on the cut, whose ties are counted out."""
     grid = (triton.cdiv(rows.shape[1], BLOCK), len(formula.weights))
-    ties = torch.empty(grid[::-1], dtype=torch.int32, device=rows.device)
+    found = torch.empty(grid[::-1], dtype=torch.int32, device=rows.device)
+    numbers = there(_thinning(formula), rows) if numbers is None else numbers
     launch(
-        _count_ties, grid, rows, rows.stride(0), numbers, ties, rows.shape[1], len(rows),
+        _count_ties, grid, rows, rows.stride(0), numbers, found, rows.shape[1], len(rows),
         formula.vectors, BLOCK, **EXACT,
     )  # fmt: skip
-    return ties.cumsum(1, dtype=torch.int32) - ties
+    return found
 
 
 def launch(program: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
@@ -411,15 +421,11 @@ def _constants(program: Any) -> list[int]:
     return [p.num for p in getattr(program, "params", ()) if p.is_constexpr]
 
 
-def there(numbers: Array, like: Tensor) -> Tensor:
-    """Numbers on a device; nothing waits for them, since the system stages so few at once."""
-    return torch.from_numpy(numbers).to(like.device, non_blocking=True)
-
-
-def _counts_ties(formula: Formula) -> bool:
-    """Whether an expert keeps some of the entries on its cut, from the lowest index on."""
+def counted_out(formula: Formula) -> Array:
+    """By expert, whether it keeps some of the entries on its cut, from the lowest index on."""
     cuts, ties = formula.cuts[:, 0], formula.cuts[:, 1]
-    return formula.thin == TRIM and bool(((cuts != ALL) & (ties > 0) & (ties < ANY_TIES)).any())
+    found: Array = (cuts != ALL) & (ties > 0) & (ties < ANY_TIES)
+    return found if formula.thin == TRIM else np.zeros_like(found)
 
 
 def _thinning(formula: Formula) -> Array:
@@ -443,67 +449,87 @@ def _thinning(formula: Formula) -> Array:
 
 
 def merged(formula: Formula, rows: Tensor, start: int, kind: int, flag: Tensor) -> Tensor:
-    """The merge in its stored type; in float32 where its norm is wanted."""
+    """The merge in its stored type, in float32 where its norm is wanted; or LEAD's count."""
     experts, size = len(formula.weights), rows.shape[1]
     kind = F32 if kind == NORM else kind
-    stored = {BF16: torch.int16, F16: torch.float16, F32: torch.float32}[kind]
-    out = torch.empty(size, dtype=stored, device=rows.device)
+    if kind == LEAD:
+        out = torch.zeros(1, dtype=torch.int32, device=rows.device)
+    else:
+        out = torch.empty(size, dtype=STORED[kind], device=rows.device)
     others = (np.asarray(some, np.float32).ravel() for some in (formula.weights, formula.after))
     patterns = [_thinning(formula).ravel(), *(some.view(np.int32) for some in others)]
-    numbers, counted = there(np.concatenate(patterns), rows), _counts_ties(formula)
-    earlier = _earlier_ties(formula, rows, numbers) if counted else numbers
+    numbers, counted = there(np.concatenate(patterns), rows), bool(counted_out(formula).any())
+    earlier = numbers
+    if counted:
+        ties = tied(formula, rows, numbers)
+        earlier = ties.cumsum(1, dtype=torch.int32) - ties
     launch(
         _merge, (triton.cdiv(size, BLOCK),), rows, rows.stride(0), out, flag, numbers, earlier,
         float(formula.cancelled), start, size, len(rows), experts, formula.vectors, formula.thin,
-        counted, bool(formula.after[:, 2].any()), formula.combine == DISJOINT, formula.weighted,
-        formula.normalize, len(formula.after), kind, BLOCK, **EXACT,
+        counted, bool(formula.after[:, 2].any()), formula.combine == DISJOINT or kind == LEAD,
+        formula.weighted, formula.normalize, len(formula.after), kind, BLOCK, **EXACT,
     )  # fmt: skip
-    return out.view(torch.bfloat16) if kind == BF16 else out
-
-
-def lane_sums(values: Tensor, tile: int) -> Tensor:
-    """Σ|value| of float32 (rows, size) in lanes: float64 (rows, tiles, LANES)."""
-    rows, size = values.shape
-    tiles = triton.cdiv(size, tile)
-    out = torch.empty((rows, tiles, LANES), dtype=torch.float64, device=values.device)
-    launch(_sum_lanes, (tiles, rows), values, out, size, tile, LANES, UNROLL, num_warps=1)
     return out
+
+
+def norm(values: Tensor, tile: int) -> Tensor:
+    """Σ|value| of float32 values by tile."""
+    size = len(values)
+    found = _by_lane((triton.cdiv(size, tile),), values)
+    launch(_sum_lanes, found.shape[:1], values, found, size, tile, LANES, UNROLL, num_warps=1)
+    return added(found)
 
 
 def norms_of_drops(formula: Formula, rows: Tensor, start: int, tile: int) -> Tensor:
     """Norms before (row 0) and after draws, by expert and tile: (2, experts, tiles)."""
     experts, size = len(formula.weights), rows.shape[1]
     tiles = triton.cdiv(size, tile)
-    out = torch.empty((2, experts, tiles), dtype=torch.float64, device=rows.device)
+    found = _by_lane((2, experts, tiles), rows)
     launch(
-        _norms, (tiles, experts), rows, rows.stride(0), there(_thinning(formula), rows), out,
+        _norms, (tiles, experts), rows, rows.stride(0), there(_thinning(formula), rows), found,
         start, size, len(rows), tile, LANES, UNROLL, num_warps=1,
     )  # fmt: skip
-    return out
+    return added(found)
 
 
-def products(rows: Tensor, count: int, vectors: bool, tile: int, more: int = 0) -> Tensor:
-    """Inner products of all pairs a ≤ b of the first rows by tile: (pairs, tiles).
-
-    Then room for some `more` rows.
-    """
-    size, pairs = rows.shape[1], count * (count + 1) // 2
-    tiles = triton.cdiv(size, tile)
-    out = torch.empty((pairs + more, tiles), dtype=torch.float64, device=rows.device)
-    launch(
-        _products, (tiles, pairs), rows, rows.stride(0), out, size, len(rows), count, vectors,
-        tile, LANES, UNROLL, num_warps=1, **EXACT,
-    )  # fmt: skip
-    return out
+def products(rows: Tensor, count: int, vectors: bool, tile: int) -> Tensor:
+    """Inner products of all pairs a ≤ b of the first rows by tile: (pairs, tiles)."""
+    pairs = count * (count + 1) // 2
+    found = _by_lane((pairs, triton.cdiv(rows.shape[1], tile)), rows)
+    _multiply(rows, count, vectors, tile, found)
+    return added(found)
 
 
 def signature(rows: Tensor, tile: int) -> Tensor:
     """Inner products of all pairs of task vectors, then Σ m_j c_j and Σ m_j: (pairs + 2, tiles)."""
-    out, size = products(rows, len(rows) - 1, True, tile, 2), rows.shape[1]
+    count, size = len(rows) - 1, rows.shape[1]
+    pairs = count * (count + 1) // 2
+    found = _by_lane((pairs + 2, triton.cdiv(size, tile)), rows)
+    _multiply(rows, count, True, tile, found[:pairs])
     launch(
-        _masses, (out.shape[1],), rows, rows.stride(0), out[-2:], size, len(rows), tile, LANES,
-        UNROLL, num_warps=1,
+        _masses, found.shape[1:2], rows, rows.stride(0), found[pairs:], size, len(rows), tile,
+        LANES, UNROLL, num_warps=1,
     )  # fmt: skip
+    return added(found)
+
+
+def _multiply(rows: Tensor, count: int, vectors: bool, tile: int, found: Tensor) -> None:
+    launch(
+        _products, (found.shape[1], found.shape[0]), rows, rows.stride(0), found, rows.shape[1],
+        len(rows), count, vectors, tile, LANES, UNROLL, num_warps=1, **EXACT,
+    )  # fmt: skip
+
+
+def _by_lane(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Room for sums by lane."""
+    return torch.empty((*shape, LANES), dtype=torch.float64, device=like.device)
+
+
+def added(found: Tensor) -> Tensor:
+    """Sums by lane, the last axis, added in the lanes' order."""
+    out = torch.empty(found.shape[:-1], dtype=torch.float64, device=found.device)
+    grid = (triton.cdiv(out.numel(), ADDED),)
+    launch(_add_lanes, grid, found, out, out.numel(), LANES, ADDED, num_warps=1)
     return out
 
 

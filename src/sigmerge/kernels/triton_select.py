@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.triton_passes import EXACT, entry, launch, magnitude_of, note_wrong, there
+from sigmerge.kernels.device_memory import there
+from sigmerge.kernels.triton_passes import EXACT, entry, launch, magnitude_of, note_wrong
 
 SELECT_BLOCK = 4096
 """Coordinates of one program."""
