@@ -22,8 +22,10 @@ import pytest
 import yaml
 
 import sigmerge
+from sigmerge.jobs.options import Options
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL, RECIPES
+from tests.gpu import needs_gpu
 
 TABLE = Path(__file__).with_name("same_bytes.json")
 DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
@@ -161,6 +163,24 @@ def test_bytes_are_those_of_the_table(name: str, rows: dict[str, Callable[[], st
     if KNOWN["machines"].get(name.partition(":")[0], machine()) != machine():
         pytest.skip("another machine's last bits differ")
     assert rows[name]() == KNOWN["rows"][name]
+
+
+@pytest.fixture(scope="module")
+def rows_again(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], str]]:
+    return makers(tmp_path_factory.mktemp("again"))
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", [name for name in KNOWN["rows"] if name.startswith("exact")])
+def test_a_gpu_gives_the_bytes_of_the_table(
+    name: str, rows_again: dict[str, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's tensors are short, and all of them go there."""
+    from sigmerge.engine import gpu
+
+    monkeypatch.setattr(gpu, "LEAST", 0)
+    monkeypatch.setattr(Options, "open_gpu", property(lambda _: gpu.Gpu))
+    assert rows_again[name]() == KNOWN["rows"][name]
 
 
 def test_the_table_is_complete(rows: dict[str, Callable[[], str]]) -> None:
