@@ -235,10 +235,8 @@ def test_a_device_marks_nothing_and_draws_again(device: Noted) -> None:
 
 def measured(device: Gpu | None, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The sums behind the views of two blocks."""
-    some = weights(2)
-    sites = [
-        [Site(f"w{n}", n, b, 2, EXPERTS, {}, 0, (n,)) for n in some(SIZES, 611)] for b in range(2)
-    ]
+    values, sizes = weights(2), some(SIZES, 611)
+    sites = [[Site(f"w{n}", n, b, 2, EXPERTS, {}, 0, (n,)) for n in sizes] for b in range(2)]
 
     class Opened(MemorySource):
         def __enter__(self) -> Opened:
@@ -246,8 +244,8 @@ def measured(device: Gpu | None, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(signatures, "PoolSource", lambda members, **_: Opened(some))
-    members: Any = {name: SimpleNamespace(files=()) for name in some}
+    monkeypatch.setattr(signatures, "PoolSource", lambda members, **_: Opened(values))
+    members: Any = {name: SimpleNamespace(files=()) for name in values}
     given: Any = SimpleNamespace(allow=lambda files: None)
     options: Any = SimpleNamespace(
         threads=1, cluster=None, gpu=lambda: device, allow_nonfinite=False,

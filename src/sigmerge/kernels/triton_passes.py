@@ -224,10 +224,12 @@ def _sum_lanes(
     first, lane = tl.program_id(0).to(tl.int64) * tile, tl.arange(0, lanes)
     end = tl.minimum(first + tile, size)
     total = tl.zeros([lanes], tl.float64)
-    for begin in range(0, (end - first).to(tl.int32), lanes * unroll):
+    begin = first
+    while begin < end:
         for step in tl.static_range(unroll):
-            at = first + begin + step * lanes + lane
+            at = begin + step * lanes + lane
             total += tl.abs(tl.load(values + at, mask=at < end, other=0.0)).to(tl.float64)
+        begin += lanes * unroll
     tl.store(out + tl.program_id(0) * lanes + lane, total)
 
 
@@ -253,14 +255,16 @@ def _norms(
     mode, last = tl.load(row), tl.load(row + 3).to(tl.uint32, bitcast=True)
     first_key, second_key = tl.load(row + 1), tl.load(row + 2)
     before, after = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float64)
-    for begin in range(0, (end - first).to(tl.int32), lanes * unroll):
+    begin = first
+    while begin < end:
         for step in tl.static_range(unroll):
-            at = first + begin + step * lanes + lane
+            at = begin + step * lanes + lane
             value = tl.abs(entry(rows, stride, expert, at, at < end, members, True))
             draw = drawn(first_key, second_key, start + at)
             kept = (mode == 0) | ((draw <= last) & (mode == 1))
             before += value.to(tl.float64)
             after += tl.where(kept, value, 0.0).to(tl.float64)
+        begin += lanes * unroll
     place = expert * tl.num_programs(0) + tl.program_id(0)
     tl.store(out + place * lanes + lane, before)
     tl.store(out + (tl.num_programs(1) * tl.num_programs(0) + place) * lanes + lane, after)
@@ -287,14 +291,16 @@ def _products(
     one, other = _pair(number, count)
     left, right = rows + one * wide, rows + other * wide
     total = tl.zeros([lanes], tl.float64)
-    for begin in range(0, (end - first).to(tl.int32), lanes * unroll):
+    begin = first
+    while begin < end:
         for step in tl.static_range(unroll):
-            at = first + begin + step * lanes + lane
+            at = begin + step * lanes + lane
             a, b = widened(left, at, at < end), widened(right, at, at < end)
             if vectors:
                 reference = widened(rows + (members - 1) * wide, at, at < end)
                 a, b = a - reference, b - reference
             total += a.to(tl.float64) * b.to(tl.float64)
+        begin += lanes * unroll
     place = number * tl.num_programs(0) + tl.program_id(0)
     tl.store(out + place * lanes + lane, total)
 
@@ -308,9 +314,10 @@ def _masses(
     first = tl.program_id(0).to(tl.int64) * tile
     end, wide, lane = tl.minimum(first + tile, size), stride.to(tl.int64), tl.arange(0, lanes)
     contested, total = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float64)
-    for begin in range(0, (end - first).to(tl.int32), lanes * unroll):
+    begin = first
+    while begin < end:
         for step in tl.static_range(unroll):
-            at = first + begin + step * lanes + lane
+            at = begin + step * lanes + lane
             reference = widened(rows + (members - 1) * wide, at, at < end)
             high, low = tl.zeros([lanes], tl.float32), tl.zeros([lanes], tl.float32)
             for d in tl.static_range(members - 1):
@@ -319,6 +326,7 @@ def _masses(
             largest = tl.maximum(high, -low).to(tl.float64)
             total += largest
             contested += tl.where((high > 0) & (low < 0), largest, 0.0)
+        begin += lanes * unroll
     tl.store(out + tl.program_id(0) * lanes + lane, contested)
     tl.store(out + (tl.num_programs(0) + tl.program_id(0)) * lanes + lane, total)
 
