@@ -32,5 +32,6 @@ def interpreted(patch: pytest.MonkeyPatch) -> None:
         return
     patch.setattr("sigmerge.engine.gpu.AT_ONCE", 1)
     patch.setattr("sigmerge.kernels.triton_passes.UNROLL", 1)
+    patch.setattr("sigmerge.kernels.triton_select.SELECT_BLOCK", 1024)
     for name, value in (("DEPTH", 4), ("COPIES", 2), ("MARK_STEPS", 1), ("COUNT_BLOCK", 4096)):
         patch.setattr(f"sigmerge.kernels.triton_claims.{name}", value)
