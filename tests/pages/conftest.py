@@ -1,0 +1,5 @@
+"""The results that pages of experiments are made of."""
+
+from tests.lab.analysis.conftest import results
+
+__all__ = ["results"]
