@@ -1,5 +1,5 @@
 """The results that pages of experiments are made of."""
 
-from tests.lab.analysis.conftest import results
+from tests.lab.analysis.conftest import results, store
 
-__all__ = ["results"]
+__all__ = ["results", "store"]
