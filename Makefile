@@ -95,10 +95,11 @@ wheel: $(BIN)/python
 	$(BIN)/python native/wheels.py
 
 # Wheel and sdist in dist/, by the compiler of this machine; both installed into empty environments.
+# WAYS=--no-compiler: also where no compiler is on PATH, which takes minutes.
 dist: $(BIN)/python
 	$(BIN)/pip install --quiet --constraint constraints.txt build pipx uv
 	$(BIN)/python -m build --outdir dist
-	$(BIN)/python -m benchmarks.installation dist
+	$(BIN)/python -m benchmarks.installation dist $(WAYS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
