@@ -63,6 +63,7 @@ def test_every_option_that_it_names_exists() -> None:
     pages = "".join(
         sigmerge(*name.split(), "-h").out
         for name in [
+            "",
             *listed(),
             "splits build",
             "splits verify",
