@@ -442,6 +442,20 @@ def test_what_a_launch_flags_is_left_to_the_loops(
     assert "merge" not in passes
 
 
+@pytest.mark.parametrize(
+    ("method", "here"),
+    [("ties", False), ("lines", False), ("cabs", True), ("della", True), ("ram", True)],
+)
+def test_a_plan_says_what_the_processor_merges(
+    pool: PoolOnDisk, tmp_path: Path, method: str, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sigmerge.jobs.options._check", lambda device: None)
+    for device in ("cpu", "cuda"):
+        plan = sigmerge.merge.plan(pool.recipe(method), tmp_path / "out", device=device)
+        said = f"{method}: the GPU has no program" in str(plan)
+        assert said == (here and device == "cuda")
+
+
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_a_device_that_is_none(engine: Any) -> None:
     with pytest.raises(RecipeError, match="'cud' is none"):

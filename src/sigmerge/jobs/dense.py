@@ -71,6 +71,8 @@ SOLVED_THERE = (
     "millionth of the largest of their tensor"
 )
 """What a merge notes that solves there; docs/results/gpu.md has the test."""
+MERGED_HERE = "the GPU has no program for its formula: it may count and add, the processor merges"
+"""What a merge notes where --device says less than it seems to."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,8 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     if operator.solves and options.device != "cpu":
         solved_on = options.device
         recipe = replace(recipe, notes=(*recipe.notes, f"{recipe.method}: {SOLVED_THERE}"))
+    if not operator.merges_on_gpu and options.device != "cpu":
+        recipe = replace(recipe, notes=(*recipe.notes, f"{recipe.method}: {MERGED_HERE}"))
     if operator.needs:
         from sigmerge.jobs import capture
 

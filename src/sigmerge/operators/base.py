@@ -226,6 +226,8 @@ class Operator:
     """What it must know about the experts' own exemplars: features, fisher or nothing."""
     solves: bool = False
     """Whether it solves for whole matrices, by an algebra of the device that the job solves on."""
+    thins_on_gpu: bool = True
+    """Whether a GPU has a program for its formula; the processor merges otherwise."""
     parameters: tuple[Parameter, ...]
     revision: str | None = None
     """Identifies the code of a user's operator."""
@@ -233,6 +235,11 @@ class Operator:
     """How many experts it takes at least."""
     most: int | None = None
     """How many experts it takes at most."""
+
+    @property
+    def merges_on_gpu(self) -> bool:
+        """Whether a GPU merges its chunks, or has a part in it as it solves."""
+        return self.solves or (self.thins_on_gpu and type(self).formula is not Operator.formula)
 
     def with_reference(self, given: bool) -> Operator:
         """The operator for a recipe with or without a base_model, where it can do both."""

@@ -24,6 +24,7 @@ class Breadcrumbs(Thinned):
 
     name = "breadcrumbs"
     title = "Model Breadcrumbs"
+    thins_on_gpu = False
     paper = "Davari & Belilovsky, Model Breadcrumbs, ECCV 2024 (arXiv:2312.06795)"
     parameters = family(False, False, MIDDLE_DENSITY, GAMMA, MATCH_L1)
 

@@ -20,6 +20,7 @@ class Cabs(Operator):
 
     name = "cabs"
     title = "CABS"
+    thins_on_gpu = False
     paper = "Yang et al., CABS, ICML 2025 (arXiv:2503.01874)"
     parameters = (
         WEIGHT,

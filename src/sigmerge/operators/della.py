@@ -36,6 +36,7 @@ class DellaLinear(Thinned):
 
     name = "della_linear"
     title = "DELLA"
+    thins_on_gpu = False
     remembers = True
     paper = "Deep et al., DELLA-Merging, 2024 (arXiv:2406.11617)"
     parameters = family(False, False, RANKED_DENSITY, RANKED_EPSILON, RANKED_RESCALE)

@@ -32,6 +32,7 @@ class Sce(Operator):
 
     name = "sce"
     title = "SCE"
+    thins_on_gpu = False
     paper = "Wan et al., FuseChat: knowledge fusion of chat models, 2024 (arXiv:2408.07990)"
     parameters = (
         Parameter("select_topk", float, "share of the varying coordinates that stay", 1.0, 1.0),
