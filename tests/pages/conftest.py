@@ -1,5 +1,5 @@
 """The results that pages of experiments are made of."""
 
-from tests.lab.analysis.conftest import results, store
+from tests.lab.analysis.conftest import analysis, results, store
 
-__all__ = ["results", "store"]
+__all__ = ["analysis", "results", "store"]
