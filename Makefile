@@ -11,7 +11,7 @@ NATIVE := $(wildcard native/*)
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that need no forward pass, no browser and no other tool, but for those marked slow.
-FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
+FAST := tests/method tests/core tests/gpu tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
 .PHONY: demo check fast test suite campaign bench lint browser native sanitize wheel dist clean

@@ -23,8 +23,8 @@ import torch
 
 from benchmarks.measure import machine, versions
 from sigmerge import _native
-from sigmerge.kernels.claim import CLAIM_TILE
-from sigmerge.kernels.dtypes import BF16, address_of, load_rows, table
+from sigmerge.core.claim import CLAIM_TILE
+from sigmerge.core.dtypes import BF16, address_of, load_rows, table
 from sigmerge.method import occupancy
 
 THREADS = 2

@@ -44,12 +44,11 @@ import sigmerge
 from benchmarks.measure import CommandFailed, machine, run, versions
 from benchmarks.pool import BenchPool, Shape, make_pool
 from sigmerge.checkpoints import writer
+from sigmerge.core.dtypes import NARROW, Span
 from sigmerge.engine import gpu
 from sigmerge.engine.layer import LayerBlock
 from sigmerge.engine.stream import StreamChunk
-from sigmerge.kernels.convert import NARROW
-from sigmerge.kernels.dtypes import Span
-from sigmerge.kernels.triton_claims import ENOUGH
+from sigmerge.gpu.triton_claims import ENOUGH
 from sigmerge.method.occupancy import claim
 from sigmerge.operators.base import Site
 

@@ -4,8 +4,7 @@
     python -m benchmarks.mutation --sample 60 src/sigmerge/merge3/irt.py tests/merge3/test_irt.py
 
 Every mutant runs in a forked child, in which the module's name imports the mutated source; the
-libraries are loaded once, in the parent. Survivors are printed with their lines. Compiled kernels
-of a mutated module are cached beside its temporary file, so none of another source is reused.
+libraries are loaded once, in the parent. Survivors are printed with their lines.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.measure import machine, versions
 from sigmerge import _native
-from sigmerge.kernels import TILE, claim, merge
-from sigmerge.kernels.claim import CLAIM_TILE
-from sigmerge.kernels.dtypes import BF16, F32
+from sigmerge.core import TILE, claim, merge
+from sigmerge.core.claim import CLAIM_TILE
+from sigmerge.core.dtypes import BF16, F32
 
 EXPERTS = 5
 CUT = int(np.float32(4e-4).view(np.uint32))

@@ -16,7 +16,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import SINGLE
 from sigmerge.checkpoints.header import encode_header
-from sigmerge.kernels.convert import NARROW, WIDEN
+from sigmerge.core.dtypes import NARROW, WIDEN
 
 SUMS = "sums.json"
 PIECE = 1 << 20

@@ -38,7 +38,7 @@ void expect_formula(const Formula &formula, Table cuts, Table outliers, Table dr
 }  // namespace
 
 void bind_merge(nb::module_ &m) {
-    // The fields of kernels/merge.py's Formula, in their order.
+    // The fields of core/merge.py's Formula, in their order.
     m.def("merge", [](Floats weights, bool vectors, int64_t thin, Table cuts, Table outliers, Table draws,
                       const Array<const double> &odds, Table axis, const Array<const uint8_t> &marks,
                       Floats rescale, Table groups, int64_t combine, bool weighted, bool normalize,

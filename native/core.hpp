@@ -12,7 +12,7 @@
 
 namespace sm {
 
-// Codes of stored types; kernels/dtypes.py has the same.
+// Codes of stored types; core/dtypes.py has the same.
 enum Type : int64_t { BF16 = 0, F16 = 1, F32 = 2 };
 
 constexpr int64_t MEMORY = -1;          // stands for a descriptor where values lie in memory

@@ -162,7 +162,7 @@ struct Select {
     int64_t (*entries)(const int64_t *histogram, int64_t size);
 };
 
-// What is done on every strip of a merge: kernels/merge.py's Formula.
+// What is done on every strip of a merge: core/merge.py's Formula.
 enum Thin : int64_t { KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT, MARKED };
 enum Combine : int64_t { SUM, DISJOINT, OVERLAPS, AGREEING };
 // Kinds of output beside the stored types, which are one number: the ℓ1 norm of the result; how many

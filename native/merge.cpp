@@ -1,4 +1,4 @@
-// The arithmetic of the dense operators in float32, expert by expert in order: kernels/merge.py says
+// The arithmetic of the dense operators in float32, expert by expert in order: core/merge.py says
 // what a formula is. Loops over coordinates choose by masks, since a branch does not run in vectors.
 #include "sums.hpp"
 #include "variance.hpp"

@@ -1,4 +1,4 @@
-// Exact top-k by magnitude without a sort: the histograms of kernels/select.py.
+// Exact top-k by magnitude without a sort: the histograms of core/select.py.
 #include "select.hpp"
 
 #include "families.hpp"

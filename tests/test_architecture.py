@@ -77,31 +77,28 @@ def test_the_maths_knows_no_paths_devices_or_yaml(name: str) -> None:
     assert offences(room(name), forbidden) == []
 
 
-DEVICE = {
-    "device_memory.py": ("torch",),
-    "chunk_passes.py": ("torch",),
-    "tensor_algebra.py": ("torch",),
-    "triton_passes.py": ("torch", "triton"),
-    "triton_claims.py": ("torch", "triton"),
-    "triton_select.py": ("torch", "triton"),
-}
-"""Kernels for a GPU, and what they are written in."""
-
-
-def test_kernels_know_numbers_only() -> None:
-    others = ("numpy", "scipy", "sigmerge._native", "sigmerge.kernels")
-    allowed = (*sys.stdlib_module_names, *others)
-    strangers = [
-        f"{file.name} imports {name}"
-        for file in room("kernels")
-        for name in imports(file)
-        if name != "sigmerge" and not within(name, (*allowed, *DEVICE.get(file.name, ())))
+def strangers(name: str, *known: str) -> list[str]:
+    """Imports of a room from outside itself, the standard library and what it is known to use."""
+    allowed = (*sys.stdlib_module_names, "numpy", f"sigmerge.{name}", *known)
+    return [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in room(name)
+        for module in imports(file)
+        if module != "sigmerge" and not within(module, allowed)
     ]
-    assert strangers == []
+
+
+def test_the_core_knows_numbers_only() -> None:
+    assert strangers("core", "sigmerge._native") == []
+
+
+def test_the_gpu_knows_numbers_and_its_two_libraries() -> None:
+    assert strangers("gpu", "sigmerge._native", "sigmerge.core", "torch", "triton") == []
+    assert offences([file for file in FILES if "gpu" not in file.parts], ("triton",)) == []
 
 
 def test_the_engine_knows_no_paper() -> None:
-    ours = ("_native", "kernels", "operators.base", "engine", "errors", "files.opened")
+    ours = ("_native", "core", "gpu", "operators.base", "engine", "errors", "files.opened")
     allowed = tuple(f"sigmerge.{name}" for name in ours)
     strangers = [
         f"{file.name} imports {name}"
@@ -302,7 +299,7 @@ def test_a_noun_means_one_thing() -> None:
             homes.setdefault(noun, []).append(name)
     assert homes.pop("Recipe") == ["sigmerge.objects", "sigmerge.recipe.record"]  # extends it
     assert {noun: found for noun, found in homes.items() if found[1:]} == {}
-    assert homes["TILE"] == ["sigmerge.kernels"] and homes["Plan"] == ["sigmerge.objects"]
+    assert homes["TILE"] == ["sigmerge.core"] and homes["Plan"] == ["sigmerge.objects"]
     assert homes["PROVENANCE"] == ["sigmerge.records"]  # assigned in a tuple
 
 
@@ -324,10 +321,23 @@ def test_a_function_is_a_screen_long_at_most() -> None:
 def test_the_import_rules_can_see() -> None:
     """The reader of imports finds them wherever they stand; else all of the above is void."""
     file = ROOT / "engine/stream.py"
-    assert "sigmerge.kernels" in set(imports(file))
+    assert "sigmerge.core" in set(imports(file))
     hub = set(imports(ROOT / "checkpoints/hub.py"))
     assert "huggingface_hub.snapshot_download" in hub
     assert within("torch.nn", ("torch",)) and not within("torchvision", ("torch",))
+
+
+def test_every_import_of_ours_finds_its_module() -> None:
+    """Imports inside functions too, of the package, its tests and benchmarks."""
+    beside = [ROOT.parents[1] / name for name in ("tests", "benchmarks", "research")]
+    lost = [
+        f"{file}, line {node.lineno}: {node.module}"
+        for file in (*FILES, *(file for folder in beside for file in folder.rglob("*.py")))
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.ImportFrom) and within(node.module or "", ("sigmerge",))
+        if node.module not in MODULES and node.module != "sigmerge._native"
+    ]
+    assert lost == []
 
 
 HEAVY = (

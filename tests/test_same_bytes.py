@@ -25,7 +25,7 @@ import sigmerge
 from sigmerge.jobs.options import Options
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL, RECIPES
-from tests.gpu import needs_gpu
+from tests.devices import needs_gpu
 
 TABLE = Path(__file__).with_name("same_bytes.json")
 DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")

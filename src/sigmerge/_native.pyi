@@ -4,7 +4,7 @@ Tables of members are int64 (members, 3): the code of a type, a descriptor or âˆ
 in the file or the address of the first value.
 """
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 
 class ReadFailed(OSError):
     descriptor: int
@@ -122,7 +122,7 @@ def add_run(
 def bin_of_rank(histogram: Array, k: int, /) -> tuple[int, int]: ...
 def entries(histogram: Array, /) -> int: ...
 
-# merge.cpp: what a Formula of kernels/merge.py says
+# merge.cpp: what a Formula of core/merge.py says
 def merge(
     weights: Array, vectors: bool, thin: int, cuts: Array, outliers: Array, draws: Array,
     odds: Array, axis: Array, marks: Array, rescale: Array, groups: Array, combine: int,

@@ -12,9 +12,9 @@ import pytest
 
 from sigmerge.checkpoints import reader
 from sigmerge.checkpoints.header import Tensor, read_header
+from sigmerge.core.dtypes import MEMORY, load_rows, table
 from sigmerge.errors import PoolError
 from sigmerge.files.opened import OpenFile, named_reads
-from sigmerge.kernels.dtypes import MEMORY, load_rows, table
 from tests.pools import make_pool
 
 

@@ -25,20 +25,20 @@ import sigmerge
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Output
+from sigmerge.core.dtypes import BF16, F32, MEMORY, Span, address_of
+from sigmerge.core.merge import KEEP_ALL, SUM
+from sigmerge.core.select import count_high
 from sigmerge.engine import gpu, stream
 from sigmerge.engine.gpu import Gpu
 from sigmerge.errors import MissingExtra, OutputError, PoolError, RecipeError
+from sigmerge.gpu import chunk_passes
+from sigmerge.gpu.staging import Drain
 from sigmerge.jobs.options import Options
-from sigmerge.kernels import chunk_passes
-from sigmerge.kernels.dtypes import BF16, F32, MEMORY, Span, address_of
-from sigmerge.kernels.merge import KEEP_ALL, SUM
-from sigmerge.kernels.select import count_high
-from sigmerge.kernels.staging import Drain
 from sigmerge.method.occupancy import Parts
 from tests.adapters import write_adapter
 from tests.command_line import sigmerge as command
+from tests.devices import DEVICE, interpreted, needs_gpu, needs_programs, some
 from tests.engine.test_stream import CASES, WEIGHT
-from tests.gpu import DEVICE, interpreted, needs_gpu, needs_programs, some
 from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes, write_weights
 
 MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

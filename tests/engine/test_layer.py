@@ -12,9 +12,9 @@ import pytest
 from sigmerge._native import checksum
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.reader import Reader
+from sigmerge.core import claim
+from sigmerge.core.dtypes import F32, FilePlace
 from sigmerge.engine import layer
-from sigmerge.kernels import claim
-from sigmerge.kernels.dtypes import F32, FilePlace
 from sigmerge.method.occupancy import Update, admission
 from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource

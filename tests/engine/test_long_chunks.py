@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from sigmerge.core import TILE
+from sigmerge.core import partial_sums as kernel_parts
+from sigmerge.core.merge import MARKED
 from sigmerge.engine import gpu, stream
 from sigmerge.engine.gpu import Gpu
 from sigmerge.engine.stream import StreamChunk
+from sigmerge.gpu import chunk_passes
 from sigmerge.jobs import signatures
-from sigmerge.kernels import TILE, chunk_passes
-from sigmerge.kernels import partial_sums as kernel_parts
-from sigmerge.kernels.merge import MARKED
 from sigmerge.operators.base import Site
 from sigmerge.operators.dare import DareLinear
 from sigmerge.operators.slerp import inner_products
 from sigmerge.operators.thinned import Prepared
-from tests.gpu import DEVICE, interpreted, needs_programs, some
+from tests.devices import DEVICE, interpreted, needs_programs, some
 from tests.operators.driver import MemorySource, run, settings_of
 
 PART, LONG = 240, 480

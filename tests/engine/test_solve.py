@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from sigmerge.core.algebra import PROCESSOR, ProcessorAlgebra
 from sigmerge.engine.gpu import Gpu
 from sigmerge.errors import PoolError
-from sigmerge.kernels.algebra import PROCESSOR, ProcessorAlgebra
-from sigmerge.kernels.tensor_algebra import TensorAlgebra
+from sigmerge.gpu.algebra import TensorAlgebra
 from tests.operators.driver import run
 from tests.operators.test_features import Measured
 

@@ -19,14 +19,14 @@ import torch
 import sigmerge
 from sigmerge._native import checksum
 from sigmerge.checkpoints.blocks import find_stack
+from sigmerge.core import merge as loops
+from sigmerge.core.dtypes import FilePlace, Span
 from sigmerge.engine import stream
 from sigmerge.engine.overlap import beside
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
 from sigmerge.files.opened import OpenFile
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.dtypes import FilePlace, Span
 from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource, run
 from tests.pools import (
@@ -360,7 +360,7 @@ def test_a_loop_writes_strips_of_whole_words_that_fit(
     source = MemorySource({"a": {"w": values[0]}, "b": {"w": values[1]}})
     site = Site("w", size, 0, 1, ("a", "b"), {}, 0, (size,))
     chunk = stream.chunks(site, granule, source)[0]
-    formula = kernels.formula(np.ones(2, np.float32), vectors=False, combine=kernels.DISJOINT)
+    formula = loops.formula(np.ones(2, np.float32), vectors=False, combine=loops.DISJOINT)
     found: list[tuple[str, int, int, int]] = []
 
     class ToFile:

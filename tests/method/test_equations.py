@@ -13,7 +13,7 @@ CODE = [
     for span in re.findall(r"`([^`]+)`", (ROOT / "docs" / "equations.md").read_text("utf-8"))
     for name in span.split(",")
 ]
-FUNCTIONS = sorted({name for name in CODE if re.match(r"(method|kernels|probing)\.\w+\.", name)})
+FUNCTIONS = sorted({name for name in CODE if re.match(r"(method|core|gpu|probing)\.\w+\.", name)})
 TESTS = sorted({name for name in CODE if "::" in name})
 
 

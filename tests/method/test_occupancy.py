@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels import SAMPLE_RUN, TILE, convert, philox
-from sigmerge.kernels.claim import MAX_DOMAINS, admit
-from sigmerge.kernels.dtypes import CODE, F32, address_of
+from sigmerge.core import SAMPLE_RUN, TILE, dtypes, philox
+from sigmerge.core.claim import MAX_DOMAINS, admit
+from sigmerge.core.dtypes import CODE, F32, address_of
 from sigmerge.method import occupancy
 from sigmerge.method.occupancy import Update, admission, claim, edges_of
 from tests.oracles import oracle_occupancy as oracle
@@ -78,7 +78,7 @@ def even(size: int, tile: int) -> list[tuple[int, int]]:
 def stored(values: np.ndarray) -> np.ndarray:
     """Rounded to bfloat16, as bit patterns."""
     raw = np.empty(values.size, np.uint16)
-    assert convert.NARROW["BF16"](values.astype(np.float32).ravel(), raw)
+    assert dtypes.NARROW["BF16"](values.astype(np.float32).ravel(), raw)
     return raw.reshape(values.shape)
 
 

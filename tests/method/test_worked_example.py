@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmerge.kernels import TILE
-from sigmerge.kernels.claim import FREE
-from sigmerge.kernels.dtypes import table
-from sigmerge.kernels.signature import signature
+from sigmerge.core import TILE
+from sigmerge.core.claim import FREE
+from sigmerge.core.dtypes import table
+from sigmerge.core.products import signature
 from sigmerge.method import budget, conflict, deficit, occupancy
 from sigmerge.method.controls import allocate
 from tests.method.test_occupancy import Pool, updated

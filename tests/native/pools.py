@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmerge.kernels.dtypes import BF16, F16, F32
+from sigmerge.core.dtypes import BF16, F16, F32
 
 NUMPY = {BF16: np.uint16, F16: np.float16, F32: np.float32}
 

@@ -46,7 +46,7 @@ def load(file: str) -> Any:
 
 def left_behind(core: Any) -> int:
     """Bytes that a thousand merges take more than a hundred, half of which raise."""
-    from sigmerge.kernels.dtypes import BF16, F32
+    from sigmerge.core.dtypes import BF16, F32
     from tests.native.pools import Pool, target
 
     weights, steps = np.ones(3, np.float32), np.zeros((0, 3), np.float32)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sigmerge._native import ReadFailed
-from sigmerge.kernels import SAMPLE_RUN, STRIP, claim, philox, select
-from sigmerge.kernels.dtypes import F32, MEMORY, address_of
+from sigmerge.core import SAMPLE_RUN, STRIP, claim, philox, select
+from sigmerge.core.dtypes import F32, MEMORY, address_of
 
 SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1, SAMPLE_RUN + 1]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sigmerge import _native
-from sigmerge.kernels.dtypes import BF16, F16, F32
+from sigmerge.core.dtypes import BF16, F16, F32
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 SIZES = (0, 1, 7, 15, 16, 17, 63, 64, 65, 511, 512, 513)

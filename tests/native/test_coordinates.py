@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sigmerge.kernels import coordinates, select
-from sigmerge.kernels.dtypes import F32, address_of
+from sigmerge.core import coordinates, select
+from sigmerge.core.dtypes import F32, address_of
 
 SIZE = 5000
 _GENERATOR = np.random.default_rng(7)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from sigmerge import _native
-from sigmerge.kernels import claim, merge
-from sigmerge.kernels.dtypes import BF16, F32
+from sigmerge.core import claim, merge
+from sigmerge.core.dtypes import BF16, F32
 from tests.native.pools import Pool, target
 
 SIZE = 100_000
@@ -127,7 +127,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from sigmerge import _native
-from sigmerge.kernels.dtypes import F32
+from sigmerge.core.dtypes import F32
 from tests.native.pools import Pool, target
 
 count, size = 1000, 40_000  # windows of 32,768 values of each

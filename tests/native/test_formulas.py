@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from sigmerge import _native
-from sigmerge.kernels import merge
-from sigmerge.kernels.dtypes import BF16, F16, F32
-from sigmerge.kernels.merge import Formula, formula
+from sigmerge.core import merge
+from sigmerge.core.dtypes import BF16, F16, F32
+from sigmerge.core.merge import Formula, formula
 from tests.native.pools import NUMPY, Pool, file_target, target
 from tests.oracles import oracle_formulas as oracle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sigmerge.kernels.low_rank import add_low_rank, add_squares, multiply_along
+from sigmerge.core.low_rank import add_low_rank, add_squares, multiply_along
 
 RUNS = [(0, 0), (0, 1), (5, 30), (36, 40), (37, 200), (0, 37 * 9), (36 + 37 * 3, 38)]
 """(first, how many) of a matrix with 37 columns and 9 rows."""

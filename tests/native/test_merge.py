@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from sigmerge import _native
-from sigmerge.kernels import STRIP, TILE, merge
-from sigmerge.kernels.dtypes import BF16, CODE, F16, F32, table
-from sigmerge.kernels.merge import ALL, ANY_TIES
-from sigmerge.kernels.philox import fill
-from tests.kernels.test_dtypes import KINDS, SIZE, make, spoil
+from sigmerge.core import STRIP, TILE, merge
+from sigmerge.core.dtypes import BF16, CODE, F16, F32, table
+from sigmerge.core.merge import ALL, ANY_TIES
+from sigmerge.core.philox import fill
+from tests.core.test_dtypes import KINDS, SIZE, make, spoil
 from tests.native.pools import NUMPY, Pool, file_target
 
 WEIGHTS = np.array([0.3, -0.4, 0.9], np.float32)

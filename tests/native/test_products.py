@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sigmerge import _native
-from sigmerge.kernels import LANES
-from sigmerge.kernels.dtypes import BF16, F16, F32
+from sigmerge.core import LANES
+from sigmerge.core.dtypes import BF16, F16, F32
 from tests.native.pools import Pool
 from tests.oracles import oracle_conflict
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sigmerge import _native
-from sigmerge.kernels import SAMPLE_RUN
-from sigmerge.kernels.dtypes import BF16, F16, F32
+from sigmerge.core import SAMPLE_RUN
+from sigmerge.core.dtypes import BF16, F16, F32
 from tests.native.pools import Pool
 
 KINDS = [[BF16] * 4, [F32] * 4, [BF16, F16, F32, BF16]]

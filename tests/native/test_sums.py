@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sigmerge import _native
-from sigmerge.kernels.dtypes import BF16, F16, F32
+from sigmerge.core.dtypes import BF16, F16, F32
 from tests.native.pools import NUMPY, Pool, file_target, target, widened
 
 WEIGHTS = np.array([0.3, -1.7, 0.25], np.float32)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.core.dtypes import Span
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
-from sigmerge.kernels.dtypes import Span
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.table import operator
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sigmerge.checkpoints.statistics import packed
+from sigmerge.core.algebra import ProcessorAlgebra
 from sigmerge.engine import stream
 from sigmerge.errors import PoolError
-from sigmerge.kernels.algebra import ProcessorAlgebra
 from sigmerge.operators import cat as cat_module
 from sigmerge.operators.base import Site
 from sigmerge.operators.features import peak_bytes

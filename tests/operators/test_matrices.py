@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sigmerge.kernels.algebra import PROCESSOR, ProcessorAlgebra
+from sigmerge.core.algebra import PROCESSOR, ProcessorAlgebra
 from sigmerge.operators.base import Site
 from sigmerge.operators.matrices import SPECTRUM, MatrixOperator, factors, orthonormal
 from sigmerge.operators.table import OPERATORS, operator

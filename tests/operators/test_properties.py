@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels import select
+from sigmerge.core import select
 from sigmerge.operators.ties import Inside
 from tests.operators.driver import run, run_vectors
 from tests.oracles import oracle_operators as oracle

@@ -1,4 +1,4 @@
-"""What a formula of kernels/merge.py means, on whole rows in NumPy's float32, and without haste.
+"""What a formula of core/merge.py means, on whole rows in NumPy's float32, and without haste.
 
 Every product, quotient and sum is rounded to float32, expert by expert in order. Imports nothing
 of sigmerge: a formula is given as a mapping of its fields, and draws are made here (Philox4x32-10

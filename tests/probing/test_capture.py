@@ -19,8 +19,8 @@ from transformers.pytorch_utils import Conv1D  # noqa: E402
 from sigmerge.checkpoints.folder import open_checkpoint  # noqa: E402
 from sigmerge.checkpoints.header import read_header  # noqa: E402
 from sigmerge.checkpoints.statistics import StatisticsFolders, write_block  # noqa: E402
+from sigmerge.core.algebra import PROCESSOR  # noqa: E402
 from sigmerge.errors import PoolError, RecipeError  # noqa: E402
-from sigmerge.kernels.algebra import PROCESSOR  # noqa: E402
 from sigmerge.nano.files import read_lines  # noqa: E402
 from sigmerge.probing.capture import capture_features  # noqa: E402
 from sigmerge.probing.exemplars import (  # noqa: E402

@@ -26,11 +26,11 @@ from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor, read_header
 from sigmerge.checkpoints.lazy import FormedTensor, RetypedTensor, TensorRun, Values
 from sigmerge.checkpoints.links import check_file, is_there
+from sigmerge.core import TILE, Array
+from sigmerge.core.low_rank import add_low_rank, add_squares, multiply_along
 from sigmerge.errors import PoolError
 from sigmerge.files.identity import InputIdentity
 from sigmerge.files.objects import open_stored
-from sigmerge.kernels import TILE, Array
-from sigmerge.kernels.low_rank import add_low_rank, add_squares, multiply_along
 from sigmerge.messages import shown
 
 NOT_READ = (

@@ -13,8 +13,8 @@ from sigmerge.checkpoints.folder import SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.writer import Layout
+from sigmerge.core.dtypes import STORAGE, WIDEN
 from sigmerge.errors import PoolError
-from sigmerge.kernels.convert import STORAGE, WIDEN
 from sigmerge.messages import shown
 
 if TYPE_CHECKING:

@@ -163,7 +163,7 @@ def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
 def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkpoint:
     """A model with an adapter's update. A head that is the embedding is parted from it where the
     adapter makes the two differ."""
-    # Most members are no adapters, and their loops are kernels that need not be loaded then.
+    # Most members are no adapters: their module need not be loaded then.
     from sigmerge.checkpoints import adapters
 
     adapter = adapters.open_adapter(folder, allow_pickle)

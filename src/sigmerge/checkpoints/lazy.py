@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sigmerge.checkpoints.header import Tensor
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 
 TensorRun = tuple[Tensor, int, int]
 """Elements from a first to a last of a tensor."""

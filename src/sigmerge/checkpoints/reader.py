@@ -14,12 +14,11 @@ import numpy as np
 from sigmerge._native import advise_file, read
 from sigmerge.checkpoints.header import Tensor, version_of
 from sigmerge.checkpoints.prefetch import Passing, ReadAhead
+from sigmerge.core import Array
+from sigmerge.core.dtypes import STORAGE, Span
 from sigmerge.files.identity import changed
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.files.opened import OpenFile, became_shorter, named_reads
-from sigmerge.kernels import Array
-from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.dtypes import Span
 
 AHEAD = 4 << 20
 """Bytes of one request when reading ahead. Of a longer one Linux reads only the beginning: as much

@@ -18,13 +18,12 @@ from sigmerge.checkpoints.links import is_there
 from sigmerge.checkpoints.prefetch import AHEAD_BYTES, Passing
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.remote import place_of
+from sigmerge.core import TILE, Array
+from sigmerge.core.dtypes import STORAGE, Span, is_finite, load_rows, table
 from sigmerge.errors import PoolError
 from sigmerge.files.objects import remote_file, remote_folder
 from sigmerge.files.opened import named_reads
 from sigmerge.files.streaming_digest import HELD
-from sigmerge.kernels import TILE, Array
-from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.dtypes import Span, is_finite, load_rows, table
 
 FORMED_AT_ONCE = 16 * TILE
 """Coordinates of a tensor that one worker forms at a time."""

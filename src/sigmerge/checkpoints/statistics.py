@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
+from sigmerge.core import Array
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import parse_json, whole
-from sigmerge.kernels import Array
 from sigmerge.messages import matrix_name
 
 _Made = TypeVar("_Made")

@@ -19,8 +19,8 @@ from sigmerge.checkpoints.companions import added_tokens, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint, is_embedding, read_json
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.lazy import FormedTensor, TensorRun, Values
+from sigmerge.core import TILE, Array
 from sigmerge.errors import PoolError
-from sigmerge.kernels import TILE, Array
 from sigmerge.messages import shown
 
 TokenIds = Mapping[str, int]

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sigmerge._native import ReadFailed, read_summed
+from sigmerge.core import Array
+from sigmerge.core.buffers import room
 from sigmerge.files.digests import combined, leaf_rule
 from sigmerge.files.safe_open import begin_sync
-from sigmerge.kernels import Array
-from sigmerge.kernels.buffers import room
 from sigmerge.progress import Progress, silent
 
 READ_BACK = 1 << 24

@@ -39,13 +39,13 @@ from sigmerge.checkpoints.publishing import (
 )
 from sigmerge.checkpoints.remote import target_url, upload
 from sigmerge.checkpoints.write_log import ShardBytes, Written
+from sigmerge.core.dtypes import FilePlace
 from sigmerge.errors import ChangedInput, OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.digests import digest_now
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.objects import stored_size
 from sigmerge.files.safe_open import is_regular, open_regular, remove, sync_folder
 from sigmerge.files.system import BYTES, NO_LINK, read_at, stored_bytes, write_at
-from sigmerge.kernels.dtypes import FilePlace
 from sigmerge.messages import reason
 from sigmerge.progress import Progress
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from sigmerge.core import Array
 from sigmerge.engine.machine import CORES, LIBRARIES
 from sigmerge.engine.overlap import Write
 from sigmerge.engine.stream import Accelerator, Direct, Granule, Source, Stream, drive
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, SigmergeError
-from sigmerge.kernels import Array
 from sigmerge.operators.base import Operator, Pass, Passes, Site
 
 RETRIES = 3

@@ -1,6 +1,6 @@
 """Chunks on a GPU: copied there through pinned memory, passed over by Triton, copied back.
 
-Every worker thread has its own stream and a ring of pinned memory (`kernels/staging.py`): while one
+Every worker thread has its own stream and a ring of pinned memory (`gpu/staging.py`): while one
 slot is copied to the device the next is filled, another thread's chunk is computed and a third's
 is written. What a pass has copied stays on the device for the next pass over it, as long as there
 is room. A chunk that does not fit is taken in ever smaller parts. A pass that has no counterpart
@@ -20,20 +20,21 @@ import numpy as np
 import torch
 
 from sigmerge._native import read
+from sigmerge.core import TILE, Array
+from sigmerge.core.dtypes import BF16, CODE, F32, MEMORY, Span
+from sigmerge.core.merge import LEAD, NORM, Formula
+from sigmerge.core.partial_sums import PartSums
+from sigmerge.core.products import signature
 from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.opened import named_reads
-from sigmerge.kernels import TILE, Array, chunk_passes, staging
-from sigmerge.kernels.device_memory import STORED, matrix, no_flag
-from sigmerge.kernels.dtypes import BF16, CODE, F32, MEMORY, Span
-from sigmerge.kernels.merge import LEAD, NORM, Formula
-from sigmerge.kernels.partial_sums import PartSums
-from sigmerge.kernels.signature import signature
-from sigmerge.kernels.staging import Drain
-from sigmerge.kernels.triton_claims import TileCopies, TritonClaims, sizes
+from sigmerge.gpu import chunk_passes, staging
+from sigmerge.gpu.memory import STORED, matrix, no_flag
+from sigmerge.gpu.staging import Drain
+from sigmerge.gpu.triton_claims import TileCopies, TritonClaims, sizes
 
 if TYPE_CHECKING:
-    from sigmerge.kernels.algebra import Algebra
+    from sigmerge.core.algebra import Algebra
 
 _Made = TypeVar("_Made")
 KEPT_SHARE = 0.4
@@ -155,7 +156,7 @@ class Gpu:
 
     def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
         """program(algebra) with matrices on this device: those of one tensor at a time."""
-        from sigmerge.kernels.tensor_algebra import TensorAlgebra
+        from sigmerge.gpu.algebra import TensorAlgebra
 
         with self._solving:
             try:

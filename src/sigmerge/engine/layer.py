@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sigmerge._native import WriteFailed
+from sigmerge.core import Array, claim
+from sigmerge.core.claim import CLAIM_TILE, Admission, Admitted
+from sigmerge.core.dtypes import CODE, MEMORY, STORAGE, Span, address_of
 from sigmerge.engine.stream import Direct, Source, rounded
-from sigmerge.kernels import Array, claim
-from sigmerge.kernels.claim import CLAIM_TILE, Admission, Admitted
-from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.dtypes import CODE, MEMORY, Span, address_of
 from sigmerge.operators.base import Site
 
 PIECE = 32

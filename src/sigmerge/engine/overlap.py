@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
 
+from sigmerge.core import Array
 from sigmerge.engine.workers import Stopped
-from sigmerge.kernels import Array
 
 _Result = TypeVar("_Result")
 Advance = Callable[[int], None]

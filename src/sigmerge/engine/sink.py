@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 
 
 class Sink(Protocol):

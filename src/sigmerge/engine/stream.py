@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from sigmerge._native import WriteFailed
-from sigmerge.engine.overlap import Write
-from sigmerge.engine.workers import Workers
-from sigmerge.errors import OutputError
-from sigmerge.files.opened import named_reads
-from sigmerge.kernels import STRIP, TILE, Array
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.buffers import room
-from sigmerge.kernels.convert import NARROW, STORAGE
-from sigmerge.kernels.dtypes import (
+from sigmerge.core import STRIP, TILE, Array
+from sigmerge.core import merge as loops
+from sigmerge.core.buffers import room
+from sigmerge.core.dtypes import (
     CODE,
     MEMORY,
+    NARROW,
+    STORAGE,
     FilePlace,
     Span,
     address_of,
@@ -34,15 +31,18 @@ from sigmerge.kernels.dtypes import (
     load_rows,
     table,
 )
-from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.partial_sums import PartMarks, PartSums, part_marks
-from sigmerge.kernels.select import MAGNITUDE
-from sigmerge.kernels.staging import Drain, drain_from
-from sigmerge.kernels.sums import add_scaled
+from sigmerge.core.merge import Formula, add_scaled
+from sigmerge.core.partial_sums import PartMarks, PartSums, part_marks
+from sigmerge.core.select import MAGNITUDE
+from sigmerge.engine.overlap import Write
+from sigmerge.engine.workers import Workers
+from sigmerge.errors import OutputError
+from sigmerge.files.opened import named_reads
+from sigmerge.gpu.staging import Drain, drain_from
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
-    from sigmerge.kernels.algebra import Algebra
+    from sigmerge.core.algebra import Algebra
 
 _Made = TypeVar("_Made")
 CHUNK = 32 * TILE
@@ -264,13 +264,13 @@ class StreamChunk:
     def norm(self, formula: Formula, tile: int) -> float:
         """‖τ‖₁ of what a formula gives, added up tile by tile."""
         total = np.zeros(1)
-        self._run(formula, total, kernels.NORM, tile)
+        self._run(formula, total, loops.NORM, tile)
         return float(total[0])
 
     def lead_of_plus(self, formula: Formula) -> int:
         """How many more coordinates of this chunk elect + than −."""
         lead = np.zeros(1)
-        self._run(formula, lead, kernels.LEAD, self.step)
+        self._run(formula, lead, loops.LEAD, self.step)
         return int(lead[0])
 
     def tiles(self, less: str | None = None, *, reference: bool = False) -> Iterator[Tile]:
@@ -294,7 +294,7 @@ class StreamChunk:
         """program(algebra), where the job solves."""
         if self.device is not None:
             return self.device.solve(self.site.tensor, program)
-        from sigmerge.kernels.algebra import PROCESSOR  # LAPACK, which few methods need
+        from sigmerge.core.algebra import PROCESSOR  # LAPACK, which few methods need
 
         return program(PROCESSOR)
 
@@ -318,7 +318,7 @@ class StreamChunk:
         ):
             self.source.done(self.site.tensor, self.start, self.stop)
             return True
-        number = kind in (kernels.NORM, kernels.LEAD)
+        number = kind in (loops.NORM, loops.LEAD)
         place, total = (0, out) if number else (address_of(out), np.zeros(1))
         return self._loop(formula, (kind, MEMORY, place), tile, total)[0]
 
@@ -330,7 +330,7 @@ class StreamChunk:
         rows = self._stored(reference=reference)
         where = (self.start, self.size, tile, self.strip, np.array(target, np.int64), number)
         with named_reads():
-            fine, stored, found = kernels.merge(formula, table(rows), *where)
+            fine, stored, found = loops.merge(formula, table(rows), *where)
         self._done()
         self._check(fine, reference=reference)
         return stored, found

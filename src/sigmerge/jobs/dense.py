@@ -29,6 +29,8 @@ from sigmerge.checkpoints.inputs import fingerprint, hashed_again
 from sigmerge.checkpoints.pool import PoolMembers, kept_numbers, twins
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
+from sigmerge.core import TILE
+from sigmerge.core.dtypes import STORAGE, is_finite
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
 from sigmerge.engine.overlap import beside
 from sigmerge.engine.sink import Sink
@@ -53,9 +55,6 @@ from sigmerge.jobs.pools import (
 )
 from sigmerge.jobs.steps import MergeStep
 from sigmerge.jobs.work_folder import open_output
-from sigmerge.kernels import TILE
-from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.dtypes import is_finite
 from sigmerge.messages import counted
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import is_stack, matrix_of, reached

@@ -29,6 +29,7 @@ from sigmerge.checkpoints.publishing import (
     writing,
 )
 from sigmerge.checkpoints.source import PoolSource
+from sigmerge.core import Array
 from sigmerge.engine.machine import INTERPRETER
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
@@ -39,7 +40,6 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import say_before
 from sigmerge.jobs.steps import Description, ExtractStep
 from sigmerge.jobs.work_folder import hidden
-from sigmerge.kernels import Array
 from sigmerge.method.low_rank import LowRank, truncated
 from sigmerge.probing.layers import model_layers
 from sigmerge.results import Extracted

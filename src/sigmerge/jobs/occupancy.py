@@ -23,6 +23,8 @@ from sigmerge.checkpoints.lazy import FormedTensor
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
+from sigmerge.core import claim as compiled
+from sigmerge.core.dtypes import is_finite
 from sigmerge.engine.layer import LayerBlock, Piece
 from sigmerge.engine.machine import INTERPRETER, Meter, versions
 from sigmerge.engine.overlap import beside
@@ -36,8 +38,6 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import PoolInputs, block_sites
 from sigmerge.jobs.steps import RepairStep
 from sigmerge.jobs.work_folder import open_output
-from sigmerge.kernels import claim as compiled
-from sigmerge.kernels.dtypes import is_finite
 from sigmerge.method.deficit import best_scores
 from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site
@@ -54,9 +54,9 @@ from sigmerge.records import (
 from sigmerge.results import Merged
 
 if TYPE_CHECKING:
+    from sigmerge.core import Array
     from sigmerge.engine.cluster import Cluster
     from sigmerge.engine.gpu import Gpu
-    from sigmerge.kernels import Array
 
 SMALL, SMALL_FOR_MANY = 48 << 20, 56 << 20
 """Coordinates of a block up to which several are repaired at a time, so that one fills the threads

@@ -16,6 +16,7 @@ from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.inputs import hashed_again
 from sigmerge.checkpoints.pool import PoolMembers
+from sigmerge.core import Array
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.errors import PoolError, RecipeError, require
 from sigmerge.files.digests import file_digests
@@ -23,7 +24,6 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import block_sites, open_repair_pool
 from sigmerge.jobs.signatures import signatures
 from sigmerge.jobs.steps import Description, ProfileStep
-from sigmerge.kernels import Array
 from sigmerge.method import conflict
 from sigmerge.probing.exemplars import check_same_vocabulary, read_exemplars
 from sigmerge.probing.grams import prompt_grams, read_grams

@@ -13,12 +13,12 @@ import numpy as np
 from sigmerge.checkpoints.declared import weight_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.source import OpenMembers, PoolSource
+from sigmerge.core.products import signature
 from sigmerge.engine.machine import INTERPRETER
 from sigmerge.engine.stream import CHUNK, Stream
 from sigmerge.engine.workers import Workers
 from sigmerge.files.documents import content_key
 from sigmerge.kept import Derivation, Given, Inputs
-from sigmerge.kernels.signature import signature
 from sigmerge.operators.base import Chunk, Pass, Passes, Site
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpo
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
+from sigmerge.core import Array
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.checksums import is_intact
@@ -31,7 +32,6 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.jobs.report import RUN, changed_files
 from sigmerge.jobs.work_folder import WINNER
-from sigmerge.kernels import Array
 from sigmerge.probing.expected import architecture_problems
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe

@@ -11,7 +11,7 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import FormedValues
 from sigmerge.checkpoints.writer import Layout
-from sigmerge.kernels.convert import STORAGE, WIDEN
+from sigmerge.core.dtypes import STORAGE, WIDEN
 
 Weights = Mapping[str, np.ndarray[Any, Any]]
 """Floating tensors by name, float32, holding exactly what the stored type can."""

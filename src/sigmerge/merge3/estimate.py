@@ -17,7 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 from sigmerge.merge3.irt import WEAK, Items, ability, mixture
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sigmerge.core import Array
 from sigmerge.errors import ScoreError
-from sigmerge.kernels import Array
 
 if TYPE_CHECKING:
     from sigmerge.merge3.irt import Items

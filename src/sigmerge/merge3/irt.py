@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 
 BOUND = 10.0
 """No coordinate of an ability leaves ±BOUND: all-right answers have no finite maximum."""

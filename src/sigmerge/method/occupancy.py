@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checka
 
 import numpy as np
 
-from sigmerge.kernels import claim as kernels
-from sigmerge.kernels import philox
-from sigmerge.kernels.select import (
+from sigmerge.core import claim as compiled
+from sigmerge.core import philox
+from sigmerge.core.select import (
     HIGH_PLACES,
     LOW_BINS,
     SAMPLE,
@@ -121,7 +121,7 @@ def claim(
     owner: Owner | None = None,
     mask_seed: int | None = None,
     run: MapLike = map,
-    loops: Any = kernels,
+    loops: Any = compiled,
 ) -> Claims:
     """Lines 12–17 of Algorithm 1 for one layer, without the update.
 
@@ -139,7 +139,7 @@ def claim(
     step, how = None, (edges_of(block), mask_seed, run, loops)
     for domain in order:
         if quota[domain]:
-            before = step.left if step else kernels.SETTLED
+            before = step.left if step else compiled.SETTLED
             step = _Step(block, owner, domain, quota[domain], free, *how, before)
             support[domain], mass[domain] = step.claim()
         free -= quota[domain]
@@ -148,7 +148,7 @@ def claim(
     return Claims(owner, tuple(quota), tuple(support), tuple(mass))
 
 
-def admission(block: Block, owners: Sequence[int], update: Update) -> kernels.Admission:
+def admission(block: Block, owners: Sequence[int], update: Update) -> compiled.Admission:
     """Line 15 of Algorithm 1 as the kernel `admit` reads it.
 
     `owners` are the domains that claimed anything in the block.
@@ -156,8 +156,8 @@ def admission(block: Block, owners: Sequence[int], update: Update) -> kernels.Ad
     names = [str(block.domains[domain]) for domain in owners]
     keys = [philox.key_of(update.seed, "sparse", str(block.index), name) for name in names]
     sparse = update.form == "sparse"
-    return kernels.Admission(
-        {"add": kernels.ADD, "sparse": kernels.SPARSE, "replace": kernels.REPLACE}[update.form],
+    return compiled.Admission(
+        {"add": compiled.ADD, "sparse": compiled.SPARSE, "replace": compiled.REPLACE}[update.form],
         update.scale / (1 - update.drop) if sparse else update.scale,
         np.array(owners, np.int64),
         philox.keep_below(update.drop),
@@ -179,10 +179,10 @@ def _check(
             f"layer {block.index}: the claim order {list(order)} and the {len(quota)} quotas must "
             f"name each of the {len(block.domains)} domains once"
         )
-    if len(block.domains) > kernels.MAX_DOMAINS:
+    if len(block.domains) > compiled.MAX_DOMAINS:
         raise ValueError(
             f"layer {block.index}: {len(block.domains)} domains, but an owner map of one byte per "
-            f"coordinate holds at most {kernels.MAX_DOMAINS}"
+            f"coordinate holds at most {compiled.MAX_DOMAINS}"
         )
     if len(owner) != block.size:
         raise ValueError(
@@ -221,7 +221,7 @@ class _Step:
     mask_seed: int | None
     run: MapLike
     loops: Any
-    left: kernels.Settlement
+    left: compiled.Settlement
 
     def claim(self) -> tuple[int, float]:
         """Claim, and return the support and the admitted mass."""
@@ -231,7 +231,7 @@ class _Step:
         ties = np.clip(room - before, 0, marks.counts[:, 1])
         if self.mask_seed is not None:
             return self.settle_mask(marks, ties)
-        self.left = kernels.Settlement(self.domain, ties, marks.counts)
+        self.left = compiled.Settlement(self.domain, ties, marks.counts)
         # What lies above a threshold is not zero, and the ties all have its value.
         value = float(np.uint32(threshold).view(np.float32))
         tied = int(ties.sum())
@@ -240,20 +240,20 @@ class _Step:
 
     def settle(self) -> None:
         """Settle what is left in a pass of its own."""
-        left, self.left = self.left, kernels.SETTLED
+        left, self.left = self.left, compiled.SETTLED
         if left.ties.size:
             self.each(MARKING, lambda *part: self.loops.settle(self.edges, *part, left))
 
     def settle_mask(self, marks: _Marks, ties: Int64[np.ndarray, tiles]) -> tuple[int, float]:
         """A random score says nothing about Δ, so support and mass are read off what it chose."""
-        self.left = kernels.Settlement(int(kernels.ABOVE), ties, marks.counts)
+        self.left = compiled.Settlement(int(compiled.ABOVE), ties, marks.counts)
         self.settle()
         support = np.zeros(len(ties), np.int64)
-        found = (int(kernels.ABOVE), support, marks.mass)
+        found = (int(compiled.ABOVE), support, marks.mass)
         delta = self.table._replace(key=_NO_KEY)
         self.each(MARKING, lambda *part: self.check(self.loops.tally(delta, *part, *found)))
         nothing = np.zeros_like(marks.counts)
-        self.left = kernels.Settlement(self.domain, np.zeros_like(ties), nothing)
+        self.left = compiled.Settlement(self.domain, np.zeros_like(ties), nothing)
         return int(support.sum()), math.fsum(marks.mass.tolist())
 
     def mark(self) -> tuple[int, _Marks]:
@@ -295,7 +295,7 @@ class _Step:
         marks = _Marks(np.zeros((tiles, 2), np.int64), np.zeros(tiles))
         found = (self.left, threshold, *marks)
         self.each(MARKING, lambda *part: self.check(self.loops.mark(self.table, *part, *found)))
-        self.left = kernels.SETTLED
+        self.left = compiled.SETTLED
         return marks
 
     def check(self, tile: int) -> None:
@@ -325,14 +325,14 @@ class _Step:
         return list(self.run(lambda part: task(self.owner, *part), zip(firsts, lasts, strict=True)))
 
     @cached_property
-    def table(self) -> kernels.TileTable:
+    def table(self) -> compiled.TileTable:
         """Where the domain's entries lie, and what ranks them: Δ_d, or random bits."""
         block, key = self.block, _NO_KEY
         if self.mask_seed is not None:
             name = str(block.domains[self.domain])
             words = philox.key_of(self.mask_seed, "mask", str(block.index), name)
             key = np.array([1, *words], np.int64)
-        return kernels.TileTable(self.edges, block.sources[self.domain], block.sources[-1], key)
+        return compiled.TileTable(self.edges, block.sources[self.domain], block.sources[-1], key)
 
 
 _NO_KEY = np.zeros(3, np.int64)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import Array, coordinates, select
+from sigmerge.core import Array, coordinates, select
 from sigmerge.operators.base import (
     OUTSIDE,
     Chunk,

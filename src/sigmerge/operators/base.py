@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from sigmerge.kernels import TILE, Array
-from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.partial_sums import PartMarks, PartSums
+from sigmerge.core import TILE, Array
+from sigmerge.core.merge import Formula
+from sigmerge.core.partial_sums import PartMarks, PartSums
 
 if TYPE_CHECKING:
-    from sigmerge.kernels.algebra import Algebra
+    from sigmerge.core.algebra import Algebra
 
 _Made = TypeVar("_Made")
 
@@ -164,7 +164,7 @@ class Chunk(Protocol):
         share: float = 1.0,
         reference: bool = True,
     ) -> bool:
-        """One compiled pass over the members: kernel(addresses, kinds, start, size, *arguments).
+        """One compiled pass over the members: kernel(members, start, size, *arguments).
 
         Members are the experts, and the reference last unless it is left out. The kernel returns
         whether all it read is finite; `share` is how much of the chunk it reads. With PartSums

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import merge as kernels
+from sigmerge.core import merge as loops
 from sigmerge.operators.base import MATCH_L1, Chunk, Parameter, Passes, Site
 from sigmerge.operators.thinned import Thinned, family
 from sigmerge.operators.ties import allowances, cuts_of, find_cuts
@@ -38,7 +38,7 @@ class Breadcrumbs(Thinned):
 
     def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
         kept, outliers = (np.array(cuts_of(cuts, chunk), np.int64) for cuts in found)
-        return {"thin": kernels.BAND, "cuts": kept, "outliers": outliers}
+        return {"thin": loops.BAND, "cuts": kept, "outliers": outliers}
 
 
 class BreadcrumbsTies(Breadcrumbs):

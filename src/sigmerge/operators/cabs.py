@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sigmerge.kernels import TILE
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
+from sigmerge.core import TILE
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site
 
 
@@ -68,11 +68,11 @@ class Cabs(Operator):
         fill = site.settings["overlap"] == "fill"
         if site.size % site.settings["m"] and chunk.start + chunk.size == site.size:
             chunk.notes["tail"] = site.size % site.settings["m"]
-        return kernels.formula(
+        return loops.formula(
             site.weights(),
-            thin=kernels.PRUNE,
+            thin=loops.PRUNE,
             groups=(_kept(site), site.settings["m"], fill),
-            combine=kernels.OVERLAPS if fill else kernels.SUM,
+            combine=loops.OVERLAPS if fill else loops.SUM,
         )
 
 

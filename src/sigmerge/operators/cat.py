@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.core import Array
+from sigmerge.core import merge as loops
+from sigmerge.core.algebra import PROCESSOR, Algebra, Matrix
+from sigmerge.core.merge import scale
 from sigmerge.errors import require
-from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.algebra import PROCESSOR, Algebra, Matrix
-from sigmerge.kernels.sums import scale
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
@@ -91,7 +91,7 @@ class Cat(FeatureOperator):
                 chunk.notes["masked"] = _refill(tile, site, *trimmed)
             else:
                 note_fallback(chunk, "task vectors added untrimmed")
-            kernels.weighted_sum(tile.experts, site.weights(), tile.out)
+            loops.weighted_sum(tile.experts, site.weights(), tile.out)
             scale(tile.out, 1.0, site.settings["lambda"])
             yield tile
 

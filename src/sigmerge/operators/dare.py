@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.philox import keep_below, key_of
+from sigmerge.core import merge as loops
+from sigmerge.core.philox import keep_below, key_of
 from sigmerge.operators.base import (
     ELECT,
     INT8_MASK,
@@ -60,10 +60,10 @@ class DareLinear(Thinned):
     def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
         site = chunk.site
         return {
-            "thin": kernels.DROP,
+            "thin": loops.DROP,
             "draws": np.array([
                 [*key_of(site.seed, "dare", expert, site.tensor),
-                 kernels.ALL if density >= 1 else keep_below(density)]
+                 loops.ALL if density >= 1 else keep_below(density)]
                 for expert, density in zip(site.experts, site.settings["density"], strict=True)
             ], np.int64),
         }  # fmt: skip

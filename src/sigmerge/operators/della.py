@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.philox import key_of
+from sigmerge.core import merge as loops
+from sigmerge.core.philox import key_of
 from sigmerge.operators.base import Chunk, Parameter, Site
 from sigmerge.operators.thinned import Thinned, family
 
@@ -62,10 +62,10 @@ class DellaLinear(Thinned):
         density, epsilon = (np.array(site.settings[name]) for name in ("density", "epsilon"))
         inverse = site.settings["rescale"] == "inverse"
         return {
-            "thin": kernels.RANK,
+            "thin": loops.RANK,
             "draws": np.array([
                 [*key_of(site.seed, "della", expert, site.tensor),
-                 kernels.ALL if share >= 1 else share > 0]
+                 loops.ALL if share >= 1 else share > 0]
                 for expert, share in zip(site.experts, density, strict=True)
             ], np.int64),
             "odds": np.stack([density - epsilon, density + epsilon], 1),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 from sigmerge.messages import matrix_name
 from sigmerge.operators.base import Chunk, Operator, Parameter, Site, Statistics, Tile
 
 if TYPE_CHECKING:
-    from sigmerge.kernels.algebra import Algebra, Matrix
+    from sigmerge.core.algebra import Algebra, Matrix
 
 RTOL = Parameter(
     "rtol", float, "eigenvalues below this times the largest count as zero", 1e-10, 1e-10,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 from sigmerge.operators.base import (
     OUTSIDE,
     WEIGHT,

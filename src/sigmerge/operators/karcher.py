@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
+from sigmerge.core import Array
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.operators.base import (
     OUTSIDE,
     Chunk,
@@ -50,7 +50,7 @@ class Karcher(Operator):
         return _mean(dots, site.settings["max_iter"], site.settings["tol"])
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
-        return kernels.formula(chunk.state, vectors=False)
+        return loops.formula(chunk.state, vectors=False)
 
 
 def _mean(dots: Array, steps: int, tol: float) -> Array:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.sums import scale
+from sigmerge.core import Array
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula, scale
 from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site, Tile
 
 
@@ -21,7 +20,7 @@ def plain_mean(tile: Tile) -> None:
 
 def weighted_mean(tile: Tile, weights: Array) -> None:
     """Σ w θ / Σ w of the experts' rows."""
-    kernels.weighted_sum(tile.experts, weights, tile.out)
+    loops.weighted_sum(tile.experts, weights, tile.out)
     scale(tile.out, float(weights.sum(dtype=np.float32)), 1.0)
 
 
@@ -54,4 +53,4 @@ class Linear(Operator):
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         weights = chunk.site.weights()
         total = float(weights.sum(dtype=np.float32)) if chunk.site.settings["normalize"] else 1.0
-        return kernels.formula(weights, vectors=False, divisor=total)
+        return loops.formula(weights, vectors=False, divisor=total)

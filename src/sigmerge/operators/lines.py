@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.sums import scale
+from sigmerge.core import Array
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula, scale
 from sigmerge.operators.base import (
     Chunk,
     Operator,
@@ -118,13 +117,13 @@ class Lines(Operator):
     def _norms(self, chunk: Chunk, inner: Any) -> Array:
         """ℓ1 norms of the plain sum of task vectors and of the merged one."""
         ones = np.ones(len(chunk.site.experts), np.float32)
-        plain = chunk.norm(kernels.formula(ones), chunk.step)
+        plain = chunk.norm(loops.formula(ones), chunk.step)
         vector = self._vector(chunk, inner)
         if vector is not None:
             # The order of addition is part of the result: plain sums have the longer tiles.
-            longer = 4 if vector.thin == kernels.KEEP_ALL else 1
+            longer = 4 if vector.thin == loops.KEEP_ALL else 1
             return np.array([plain, chunk.norm(vector, longer * chunk.step)])
-        return np.array([plain, sum(kernels.norm(t.out) for t in self._vectors(chunk, inner))])
+        return np.array([plain, sum(loops.norm(t.out) for t in self._vectors(chunk, inner))])
 
 
 def depth_factor(site: Site, alpha: float) -> float:

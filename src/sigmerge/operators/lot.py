@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import Array
-from sigmerge.kernels.algebra import Algebra, Matrix
-from sigmerge.kernels.sums import scale
+from sigmerge.core import Array
+from sigmerge.core.algebra import Algebra, Matrix
+from sigmerge.core.merge import scale
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,

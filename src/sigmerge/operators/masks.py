@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.select import Cut
+from sigmerge.core import Array
+from sigmerge.core import merge as loops
+from sigmerge.core.select import Cut
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
@@ -51,7 +51,7 @@ class Consensus(Operator):
         shares = np.array(site.settings["share"], np.float32)
         for tile in task_vectors(chunk):
             tile.experts *= site.weights()[:, None]
-            kernels.weighted_sum(tile.experts, np.ones(len(shares), np.float32), tile.out)
+            loops.weighted_sum(tile.experts, np.ones(len(shares), np.float32), tile.out)
             needed = np.zeros(tile.out.size, np.int32)
             for row, share in zip(tile.experts, shares, strict=True):
                 needed += np.abs(row) >= share * np.abs(tile.out - row)

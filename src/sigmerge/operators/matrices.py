@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
+from sigmerge.core import Array
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.operators.base import Chunk, Operator, Parameter, Site, Tile
 from sigmerge.operators.features import matrices, matrix_size, note_solved, parts_of, stored
 from sigmerge.operators.task_arithmetic import task_vectors
 
 if TYPE_CHECKING:
-    from sigmerge.kernels.algebra import Algebra, Matrix
+    from sigmerge.core.algebra import Algebra, Matrix
 
 REST = Parameter(
     "rest", float, "coefficient, beside the weights, of all that is no matrix of a layer", 0.4, 0.4
@@ -87,7 +87,7 @@ class MatrixOperator(Operator):
         site = chunk.site
         if is_matrix(site):
             return None
-        return kernels.formula(site.weights(), factor=float(site.settings["rest"]))
+        return loops.formula(site.weights(), factor=float(site.settings["rest"]))
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         for tile in task_vectors(chunk):

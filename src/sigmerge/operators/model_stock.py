@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import Array, geometry
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
+from sigmerge.core import Array, products
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.operators.base import (
     OUTSIDE,
     Chunk,
@@ -57,16 +57,16 @@ class ModelStock(Operator):
         if chunk.state is None:
             return None
         experts = len(chunk.site.experts)
-        return kernels.formula(np.full(experts, chunk.state / experts, np.float32))
+        return loops.formula(np.full(experts, chunk.state / experts, np.float32))
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         length, experts = (chunk.site.shape or (1,))[-1], len(chunk.site.experts)
         for tile in chunk.tiles("reference"):
             dots = np.empty((tile.out.size // length, experts, experts))
-            geometry.grams_along(tile.experts, length, 1, dots)
+            products.grams_along(tile.experts, length, 1, dots)
             each = (ratios(dots) / experts).astype(np.float32)
             coefficients = np.repeat(each[:, None], experts, 1)
-            geometry.combine_along(tile.experts, length, 1, coefficients, tile.out)
+            products.combine_along(tile.experts, length, 1, coefficients, tile.out)
             yield tile
 
 

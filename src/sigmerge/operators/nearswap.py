@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sigmerge.kernels import coordinates
+from sigmerge.core import coordinates
 from sigmerge.operators.base import OUTSIDE, Chunk, Operator, Parameter, Tile
 
 

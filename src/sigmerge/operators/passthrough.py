@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.operators.base import OUTSIDE, Chunk, Operator, Parameter
 
 
@@ -27,4 +27,4 @@ class Passthrough(Operator):
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         scale = np.array(chunk.site.settings["scale"], np.float32)
-        return kernels.formula(scale, vectors=False)
+        return loops.formula(scale, vectors=False)

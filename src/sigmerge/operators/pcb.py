@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 from sigmerge.operators.base import LAMBDA, OUTSIDE, WEIGHT, Parameter, Site
 from sigmerge.operators.features import sum_of
 from sigmerge.operators.matrices import REST, MatrixOperator, weighted
 
 if TYPE_CHECKING:
-    from sigmerge.kernels.algebra import Algebra, Matrix
+    from sigmerge.core.algebra import Algebra, Matrix
 
 OUTLIERS = 1e-4
 """Share of the entries at either end that are brought to the next one."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import Array, coordinates
+from sigmerge.core import Array, coordinates
 from sigmerge.operators.base import (
     OUTSIDE,
     Chunk,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import Array, coordinates, select
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
+from sigmerge.core import Array, coordinates, select
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.operators.base import (
     INT8_MASK,
     OUTSIDE,
@@ -51,7 +51,7 @@ class Sce(Operator):
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         cuts, weights = chunk.state
         cut = np.tile(np.array(_cut_of(cuts, chunk), np.int64), (len(weights), 1))
-        return kernels.formula(weights, thin=kernels.SELECT, cuts=cut, combine=kernels.AGREEING)
+        return loops.formula(weights, thin=loops.SELECT, cuts=cut, combine=loops.AGREEING)
 
 
 Cuts = dict[int, select.Cut] | None

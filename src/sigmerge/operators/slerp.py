@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.core import Array, products
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.errors import PoolError
-from sigmerge.kernels import Array, geometry
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     OUTSIDE,
     WEIGHT,
@@ -39,7 +39,7 @@ def inner_products(chunk: Chunk, vectors: bool, reference: bool) -> Array:
     """Of a chunk's task vectors, or of its members' values, by part."""
     members = len(chunk.site.experts) + (reference and not vectors)
     dots = chunk.sums(members, members)
-    chunk.read(geometry.gram, vectors, chunk.step, dots, reference=reference)
+    chunk.read(products.gram, vectors, chunk.step, dots, reference=reference)
     return dots.sums
 
 
@@ -70,7 +70,7 @@ class Slerp(Operator):
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         other, base = arc(chunk.state, float(chunk.site.settings["t"]))
-        return kernels.formula(np.array([other], np.float32), vectors=False).plus_reference(base)
+        return loops.formula(np.array([other], np.float32), vectors=False).plus_reference(base)
 
 
 def arc(dots: Array, t: float) -> tuple[float, float]:
@@ -127,7 +127,7 @@ class NuSlerp(Operator):
         if chunk.state is None:
             return None
         coefficients = shortest_arcs(chunk.state[None], _share(chunk.site))[0]
-        return kernels.formula(coefficients, vectors=self.needs_reference)
+        return loops.formula(coefficients, vectors=self.needs_reference)
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         shape, columns = chunk.site.shape or (1,), chunk.site.settings["nuslerp_row_wise"]
@@ -135,9 +135,9 @@ class NuSlerp(Operator):
         inner = math.prod(shape[1:]) if columns else 1
         for tile in chunk.tiles("reference" if self.needs_reference else None):
             dots = np.empty((tile.out.size // length, 2, 2))
-            geometry.grams_along(tile.experts, length, inner, dots)
+            products.grams_along(tile.experts, length, inner, dots)
             coefficients = shortest_arcs(dots, _share(chunk.site))
-            geometry.combine_along(tile.experts, length, inner, coefficients, tile.out)
+            products.combine_along(tile.experts, length, inner, coefficients, tile.out)
             yield tile
 
 
@@ -200,7 +200,7 @@ class MultiSlerp(Operator):
         return _mean_direction(site, (yield Pass(visit, add_parts)))
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
-        return kernels.formula(chunk.state, vectors=self.needs_reference)
+        return loops.formula(chunk.state, vectors=self.needs_reference)
 
 
 def _mean_direction(site: Site, dots: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 from sigmerge.operators.base import LAMBDA, OUTSIDE, WEIGHT, Parameter, Site
 from sigmerge.operators.features import matrices, sum_of
 from sigmerge.operators.matrices import (
@@ -26,7 +26,7 @@ from sigmerge.operators.matrices import (
 )
 
 if TYPE_CHECKING:
-    from sigmerge.kernels.algebra import Algebra, Matrix
+    from sigmerge.core.algebra import Algebra, Matrix
 
 ISOTROPIC = "Marczak et al., No task left behind: isotropic model merging with common and " \
     "task-specific subspaces, ICML 2025 (arXiv:2502.04959)"  # fmt: skip

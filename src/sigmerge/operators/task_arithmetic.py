@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.operators.base import (
     INT8_MASK,
     LAMBDA,
@@ -56,4 +56,4 @@ class TaskArithmetic(Operator):
         return True
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
-        return kernels.formula(chunk.site.weights(), **scaling(chunk.site))
+        return loops.formula(chunk.site.weights(), **scaling(chunk.site))

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
+from sigmerge.core import Array
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import Formula
 from sigmerge.operators.base import (
     ELECT,
     INT8_MASK,
@@ -82,19 +82,19 @@ class Thinned(Operator):
         rescale[:, 0], rescale[:, 1] = factors, self.divisors(site)
         how = disjoint(site, self.cancelled(survey)) if self.elects else scaling(site)
         marks = remembered.get(chunk.start)
-        thinning = {"thin": kernels.MARKED, "marks": marks}
+        thinning = {"thin": loops.MARKED, "marks": marks}
         if marks is None:
             thinning = self.thinning(chunk, found)
-        return kernels.formula(site.weights(), rescale=rescale, **thinning, **how)
+        return loops.formula(site.weights(), rescale=rescale, **thinning, **how)
 
     def _norms(self, chunk: Chunk, found: Any) -> tuple[int, Array, Array | None]:
         """Where a chunk starts, by part ℓ1 norms of each expert before and after thinning, and
         what stays."""
-        formula = kernels.formula(chunk.site.weights(), **self.thinning(chunk, found))
+        formula = loops.formula(chunk.site.weights(), **self.thinning(chunk, found))
         experts = len(chunk.site.experts)
         norms, marks = chunk.sums(2, experts), chunk.marks(experts if self.remembers else 0)
         given = (formula, chunk.step, chunk.strip, norms, marks)
-        looped = chunk.read(kernels.norms_of_thinning, *given)
+        looped = chunk.read(loops.norms_of_thinning, *given)
         return chunk.start, norms.sums, marks.marks if looped and marks.marks.size else None
 
 
@@ -102,7 +102,7 @@ def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
     """τ = λ times the disjoint merge of sparse task vectors."""
     settings = site.settings
     return {
-        "combine": kernels.DISJOINT,
+        "combine": loops.DISJOINT,
         "weighted": settings["elect"] == "weighted",
         "normalize": bool(settings["normalize"]),
         "cancelled": cancelled,

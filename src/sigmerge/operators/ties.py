@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import Array, select
-from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import ALL, ANY_TIES, Formula
+from sigmerge.core import Array, select
+from sigmerge.core import merge as loops
+from sigmerge.core.merge import ALL, ANY_TIES, Formula
 from sigmerge.operators.base import (
     ELECT,
     INT8_MASK,
@@ -99,7 +99,7 @@ class Ties(Thinned):
         return allowances(cuts, tied) if tied else cuts
 
     def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
-        return {"thin": kernels.TRIM, "cuts": np.array(cuts_of(found, chunk), np.int64)}
+        return {"thin": loops.TRIM, "cuts": np.array(cuts_of(found, chunk), np.int64)}
 
     def cancelled(self, survey: TiesSurvey) -> float:
         return survey.cancelled

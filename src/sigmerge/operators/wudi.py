@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.kernels import Array
+from sigmerge.core import Array
 from sigmerge.operators.base import LAMBDA, OUTSIDE, WEIGHT, Parameter, Site
 from sigmerge.operators.matrices import REST, MatrixOperator, weighted
 
 if TYPE_CHECKING:
-    from sigmerge.kernels.algebra import Algebra, Matrix
+    from sigmerge.core.algebra import Algebra, Matrix
 
 BETAS = (0.9, 0.999)
 DIVISION = 1e-8

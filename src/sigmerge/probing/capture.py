@@ -26,9 +26,9 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.statistics import Entry, block_file, packed, write_block
+from sigmerge.core import Array
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
-from sigmerge.kernels import Array
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.skeleton import BODY, BlockArguments, Matrices, ModelPart, Read, Skeleton
 from sigmerge.probing.threads import one_torch_thread

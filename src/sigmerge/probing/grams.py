@@ -10,10 +10,10 @@ import numpy as np
 
 from sigmerge.checkpoints.declared import checkpoint_files, files_around, named, shown_folder
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.core import Array
 from sigmerge.engine.machine import device_kind, free_memory
 from sigmerge.files.scratch import scratch
 from sigmerge.kept import Derivation, Given, Inputs, KeptEntry
-from sigmerge.kernels import Array
 from sigmerge.probing.exemplars import read_prompts
 
 _FILE = "grams.npy"
