@@ -79,11 +79,12 @@ native: $(BIN)/python
 	$(BIN)/cmake --build build/native --target in_place
 
 # The core with the address and the undefined-behaviour sanitizer: its tests, random formulas against
-# the oracle on each instruction set, and what a thousand merges leave behind.
+# the oracle on each instruction set, and what a thousand merges leave behind. ISA=v3: of one alone.
 FORMULAS ?= 10000
+ISA ?=
 sanitize: $(STAMP)
 	$(PIP:--editable=) cmake ninja nanobind
-	$(BIN)/cmake -S native -B build/sanitize -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DSM_SANITIZE=ON
+	$(BIN)/cmake -S native -B build/sanitize -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DSM_SANITIZE=ON -DSM_ONLY=$(ISA)
 	$(BIN)/cmake --build build/sanitize
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m tests.native.sanitized build/sanitize/_native*.so $(FORMULAS)

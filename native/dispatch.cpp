@@ -19,11 +19,20 @@ Core core;
 
 #if defined(__x86_64__)
 
+const char *const isa_names[ISAS] = {"v2", "v3", "v4", nullptr};
+#ifdef SM_ONLY  // built for one of them
+SM_TABLES(SM_ONLY)
+#define SM_TEXT(name) #name
+#define SM_NAME(name) SM_TEXT(name)
+static bool built(int isa) { return !strcmp(isa_names[isa], SM_NAME(SM_ONLY)); }
+static const Core *const all[ISAS] = {&SM_ONLY::tables, &SM_ONLY::tables, &SM_ONLY::tables, nullptr};
+#else
 SM_TABLES(v2)
 SM_TABLES(v3)
 SM_TABLES(v4)
-const char *const isa_names[ISAS] = {"v2", "v3", "v4", nullptr};
+static bool built(int) { return true; }
 static const Core *const all[ISAS] = {&v2::tables, &v3::tables, &v4::tables, nullptr};
+#endif
 
 #include <cpuid.h>
 
@@ -38,7 +47,7 @@ static bool has(uint32_t found, uint32_t wanted) { return (found & wanted) == wa
 
 bool isa_runs(int isa) {
     uint32_t a, b, c, d, features = 0, more_b = 0, extended = 0;
-    if (isa < 0 || isa > 2 || !__get_cpuid(1, &a, &b, &features, &d)) return false;
+    if (isa < 0 || isa > 2 || !built(isa) || !__get_cpuid(1, &a, &b, &features, &d)) return false;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) more_b = b;
     if (__get_cpuid(0x80000001, &a, &b, &c, &d)) extended = c;
     // SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT; LAHF

@@ -1,19 +1,19 @@
 """Derivations: the only memory between two runs.
 
 A derivation is a maker, the files that it may read, its resolved settings, and the libraries that
-decide its result. Its key is a digest of all of these, so that what was made of anything else can
-never be found under it.
+decide its result. Its key is a digest of all of these, so a result of any other input, setting,
+code or library has another key.
 
     ROOT/NAME/CORE/FULL.json    one entry: what it is, its value, and its files with their digests
     ROOT/NAME/CORE/FULL/        its files, if it has any
     ROOT/NAME/CORE/FULL.jsonl   an entry that grows part by part
 
 CORE names maker, inputs and settings; FULL also the maker's code and the libraries' versions. An
-entry beside the wanted one in its CORE folder differs in these only: it is outdated. It is
-reported, and taken where `reusing` allows it.
+entry with the same CORE and another FULL is outdated. It is reported, and used only under
+`reusing`.
 
-A maker reads through the `Given` that it gets, which opens declared files only. Nothing that is
-damaged, locked or unwritable stops a run: what cannot be kept is made, and lives until the process
+A maker reads through its `Given` argument, which opens declared files only. A damaged, locked or
+unwritable cache never stops a run: what cannot be stored is made again, and lives until the process
 ends.
 """
 
@@ -50,12 +50,12 @@ from sigmerge.files.system import lock
 BESIDE = ".sigmerge"
 """The folder beside a pool's members in which entries about them are kept."""
 SIZE_LIMIT = 50 * 10**9
-"""Bytes of all entries of a root, unless SIGMERGE_CACHE_SIZE says otherwise."""
+"""Maximum size of all entries of a root in bytes; SIGMERGE_CACHE_SIZE overrides it."""
 IN_USE = 3600.0
-"""Seconds after its last use in which an entry is not removed to save room."""
+"""An entry used within this many seconds is not evicted when the cache is full."""
 _HEADER = {"name", "of", "inputs", "settings", "code", "runtime", "made", "seconds"}
 _THREADS = os.cpu_count() or 1
-"""Threads that hash what a maker read, where it has to be."""
+"""Threads that hash the inputs of a maker."""
 _Digests = Callable[[Iterable[Path]], Mapping[Path, str]]
 _log = logging.getLogger(__name__)
 _reusing: ContextVar[bool] = ContextVar("reusing", default=False)
@@ -70,7 +70,7 @@ _beside: set[Path] = set()
 
 @contextmanager
 def reusing(outdated: bool = True) -> Iterator[None]:
-    """In this context entries are taken that differ in code or library versions only."""
+    """In this context outdated entries are used: those of other code or library versions."""
     token = _reusing.set(outdated)
     try:
         yield
@@ -104,13 +104,13 @@ class Inputs:
         return Inputs({**self.files, **other.files})
 
     def digests(self, read: _Digests = file_digests) -> dict[str, str]:
-        """By role the content of each file; a remote one by what its store calls its version."""
+        """Digest of each file by role; for a remote file the version that its store reports."""
         remote = {r: found.identity for r, f in self.files.items() if (found := remote_file(f))}
         known = read([file for role, file in self.files.items() if role not in remote])
         return {r: remote.get(r) or known[f] for r, f in sorted(self.files.items())}
 
     def prove(self) -> dict[str, str]:
-        """The same of files that were read, before anything that was made of them is kept."""
+        """As `digests`, verified: called before anything made of the files is stored."""
         return self.digests(_proven)
 
 
@@ -118,10 +118,10 @@ class Inputs:
 class Derivation:
     """What is made: `make` of `inputs` with `settings`, under these libraries.
 
-    `name` is what kind of thing it is, and `of` what it is made of, both for people. `near` is a
+    `name` is the kind of result and `of` the model it is made of, both for messages. `near` is a
     member of a pool beside which it is kept, where that is possible. `make` gets a `Given`, and
     returns plain content; files go into the given's folder. `volatile` are the beginnings of roles
-    whose files the maker may write itself: if one of them changes meanwhile, nothing is kept.
+    whose files the maker itself may write: if one of them changes meanwhile, nothing is stored.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Derivation:
 
     @cached_property
     def core(self) -> str:
-        """Names maker, inputs and settings."""
+        """Digest of maker, inputs and settings."""
         plain = json.loads(json.dumps(self.settings, sort_keys=True))
         return content_key([self.name, self.input_digests, plain])
 
@@ -156,11 +156,11 @@ class Derivation:
 
     @cached_property
     def full(self) -> str:
-        """Names all of it: the key."""
+        """Digest of `core`, code and libraries: the key."""
         return content_key([self.core, self.code, self.runtime])
 
     def changed_roles(self, read: _Digests) -> list[str]:
-        """Inputs whose content is not what the key says."""
+        """Roles of inputs whose content differs from the one in the key."""
         try:
             now: Mapping[str, str | None] = self.inputs.digests(read)
         except ChangedInput:
@@ -170,7 +170,7 @@ class Derivation:
         return [role for role, then in self.input_digests.items() if now[role] != then]
 
     def _now(self, role: str, read: _Digests) -> str | None:
-        """The content of an input; None if it is gone."""
+        """Digest of an input; None if the file is gone."""
         try:
             return Inputs({role: self.inputs.files[role]}).digests(read)[role]
         except ChangedInput:
@@ -192,7 +192,7 @@ class Derivation:
 
 
 def _check_resolved(value: Any, name: str) -> None:
-    """Settings are plain content, and say what was decided rather than who decides."""
+    """Raise if settings are not plain JSON content, or hold an unresolved value such as "auto"."""
     if isinstance(value, Mapping):
         for each in value.values():
             _check_resolved(each, name)
@@ -205,7 +205,7 @@ def _check_resolved(value: Any, name: str) -> None:
 
 @cache
 def _version(library: str) -> str:
-    """A process keeps the library that it has loaded; what is installed is a file to be parsed."""
+    """Version of a library, read once: a process keeps the library that it has loaded."""
     try:
         return version(library)
     except PackageNotFoundError:
@@ -216,7 +216,7 @@ def _version(library: str) -> str:
 class KeptEntry:
     """What was made: plain content, the folder of its files, and the seconds that making took.
 
-    `kept`: it was there already.
+    `kept`: it was found in the cache rather than made now.
     """
 
     value: Any
@@ -227,17 +227,17 @@ class KeptEntry:
 
 @dataclass(frozen=True)
 class NotToKeep:
-    """What a maker returns in place of a value that is good for this call only."""
+    """Wraps a value that a maker returns for this call only: it is not stored."""
 
     value: Any
 
 
 class Undeclared(AssertionError):
-    """A maker wants a file that its derivation does not declare: a fault of ours."""
+    """Raised when a maker opens a file that its derivation does not declare: a bug of ours."""
 
 
 class Given:
-    """What a maker may use: the declared files, and a folder for what it makes."""
+    """The argument of a maker: it opens the declared files, and has a folder for its output."""
 
     def __init__(self, inputs: Inputs, place: Path, stack: ExitStack) -> None:
         self._inputs, self._place, self._stack = inputs, place, stack
@@ -257,7 +257,7 @@ class Given:
     def folder(self, prefix: str, name: str = "") -> Path:
         """A folder of links to the declared files with this prefix, and nothing else.
 
-        For libraries and commands, which find files by themselves. It ends with the maker.
+        For libraries and commands that take a folder. It is removed when the maker returns.
         """
         folder = self._stack.enter_context(scratch()) / (name or PurePosixPath(prefix).name)
         folder.mkdir()
@@ -276,19 +276,19 @@ class Given:
 
     @property
     def out(self) -> Path:
-        """The folder for files of the entry. What an interrupted maker has `put` there is left."""
+        """The folder for files of the entry, with the parts that an interrupted maker had `put`."""
         self._place.mkdir(parents=True, exist_ok=True)
         return self._place
 
     def done(self, part: str) -> Any:
-        """What was recorded of a part that an interrupted maker finished; None otherwise.
+        """The record of a part that an interrupted maker finished, or None.
 
-        The part's files are as they were written.
+        The part's files were checked and are unchanged.
         """
         return self._finished.get(part)
 
     def put(self, part: str, record: Any, *names: str) -> None:
-        """A part is finished: its files are written, and `record` is what to know of them."""
+        """Record a finished part, whose files are written; `record` is returned by `done`."""
         line = {"part": part, "record": record, "files": _listed(self.out, names)}
         with (self.out / _JOURNAL).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(sealed(line, part)) + "\n")
@@ -297,7 +297,7 @@ class Given:
 
 @contextmanager
 def given(inputs: Inputs) -> Iterator[Given]:
-    """What a maker gets, where the parts of a growing entry are made."""
+    """A `Given` for code that makes the parts of a growing entry."""
     with ExitStack() as stack:
         yield Given(inputs, stack.enter_context(scratch()), stack)
 
@@ -306,7 +306,7 @@ _JOURNAL = "parts.jsonl"
 
 
 def _finished_parts(folder: Path) -> dict[str, Any]:
-    """The parts that an interrupted maker finished; files of no finished part are removed."""
+    """The records of finished parts of an interrupted maker; removes files of unfinished ones."""
     found: dict[str, Any] = {}
     whole = {_JOURNAL}
     for line in _lines(folder / _JOURNAL):
@@ -324,10 +324,10 @@ def _finished_parts(folder: Path) -> dict[str, Any]:
 def get(
     wanted: Derivation, make: Callable[[Given], Any] | None = None, *, again: bool = False
 ) -> KeptEntry:
-    """The entry of a derivation: kept, or made now; `again` makes it in any case.
+    """The entry of a derivation, from the cache or made now; `again` always makes it.
 
-    `make` runs the derivation's own maker, where that needs objects of this process. One process
-    makes an entry, and others wait. Inputs that change meanwhile stop it.
+    `make` replaces the derivation's own maker where that needs objects of this process. One process
+    makes an entry while others wait. Inputs that change meanwhile are an error.
     """
     said = wanted.name, wanted.of or "no model"
     if not again and (found := look(wanted)):
@@ -342,7 +342,7 @@ def get(
 
 
 def look(wanted: Derivation) -> KeptEntry | None:
-    """The entry of a derivation if it is kept; an outdated one where they are reused."""
+    """The cached entry of a derivation, or None; an outdated one only under `reusing`."""
     if found := _unkept.get(wanted.full):
         return found
     folders = [root / wanted.name / wanted.core for root in _roots(wanted.near)]
@@ -359,7 +359,7 @@ def look(wanted: Derivation) -> KeptEntry | None:
 def _made_somewhere(
     wanted: Derivation, place: Path | None, make: Callable[[Given], Any]
 ) -> KeptEntry:
-    """Made where it is to be kept; where that takes no more, in a folder that ends with us."""
+    """Make an entry in its place; if that cannot be written, in a temporary folder."""
     try:
         return _made(wanted, place, make)
     except (OSError, OutputError) as error:
@@ -412,7 +412,7 @@ def _proven(files: Iterable[Path]) -> Mapping[Path, str]:
 
 
 def _is_same(wanted: Derivation, read: _Digests) -> bool:
-    """Whether the inputs are those of the key; another file than a volatile one stops it."""
+    """True if no input changed; raises if one that is not volatile did."""
     roles = wanted.changed_roles(read)
     for role in roles:
         if not _is_volatile(wanted, role):
@@ -425,7 +425,7 @@ def _is_volatile(wanted: Derivation, role: str) -> bool:
 
 
 def _publish(wanted: Derivation, place: Path, partial: Path, value: Any, seconds: float) -> Path:
-    """The files first, then the header, which makes the entry one; the folder of the files."""
+    """Publish an entry: its files first, then its header. Returns the folder of the files."""
     folder, header = place / wanted.full, place / f"{wanted.full}.json"
     remove(folder)  # a header whose files are not as it lists them is none
     listed = _listed(partial, sorted(_names_in(partial)))
@@ -438,7 +438,7 @@ def _publish(wanted: Derivation, place: Path, partial: Path, value: Any, seconds
 
 
 def _read(folder: Path, key: str) -> KeptEntry | None:
-    """An entry, if it is whole: its header and every file as they were written."""
+    """An entry, or None unless its header and all files have the digests they were written with."""
     header = folder / f"{key}.json"
     content = kept_json(header, {*_HEADER, "value", "files"})
     if content is None or not _as_listed(folder / key, content["files"]):
@@ -448,7 +448,7 @@ def _read(folder: Path, key: str) -> KeptEntry | None:
 
 
 def _use(header: Path) -> None:
-    """Note that an entry was used now, where that is possible."""
+    """Record the time of use of an entry; a read-only cache is left as it is."""
     with suppress(OSError):
         os.utime(header)
 
@@ -461,7 +461,7 @@ def _listed(folder: Path, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _as_listed(folder: Path, files: Mapping[str, Any]) -> bool:
-    """Whether files are as they were listed; sizes are compared before anything is read."""
+    """True if files have the listed sizes and digests; compares sizes first."""
     try:
         if any((folder / n).stat().st_size != one["size"] for n, one in files.items()):
             return False
@@ -477,7 +477,7 @@ def _names_in(folder: Path) -> set[str]:
 
 @contextmanager
 def parts(wanted: Derivation) -> Iterator[GrowingEntry]:
-    """An entry that grows. One process adds to it at a time; others wait."""
+    """Open a growing entry for writing. One process writes at a time; others wait."""
     with _making(wanted) as place:
         yield GrowingEntry(wanted, place)
     if place is not None:
@@ -485,12 +485,12 @@ def parts(wanted: Derivation) -> Iterator[GrowingEntry]:
 
 
 def look_at_parts(wanted: Derivation) -> GrowingEntry:
-    """The same, to be read only."""
+    """Open a growing entry for reading only."""
     return GrowingEntry(wanted, None)
 
 
 class GrowingEntry:
-    """Finished parts of something long, each a line that is written whole or not at all."""
+    """An entry of many parts, each a line that is written completely or not at all."""
 
     def __init__(self, wanted: Derivation, place: Path | None) -> None:
         self._wanted, self._place = wanted, place
@@ -509,7 +509,7 @@ class GrowingEntry:
             self.records |= own
 
     def put(self, records: Mapping[str, Any]) -> None:
-        """Add parts; they are on the disk when this returns, or live until the process ends."""
+        """Add parts and sync them to disk; where that fails, they live until the process ends."""
         self.records |= records
         header = self._wanted.header(0.0)
         if self._place is None or not _append(self._place, self._wanted.full, header, records):
@@ -531,7 +531,7 @@ def _grown(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Any] | Non
 
 
 def _append(place: Path, key: str, header: Mapping[str, Any], records: Mapping[str, Any]) -> bool:
-    """Write a line; what a killed process left without an end is cut off before."""
+    """Append a line, after truncating the unfinished line of a killed process."""
     try:
         with (place / f"{key}.jsonl").open("a+b") as stream:
             lock(stream.fileno(), wait=True)
@@ -558,7 +558,7 @@ def _append(place: Path, key: str, header: Mapping[str, Any], records: Mapping[s
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Objects in a file, line by line; what is none is skipped."""
+    """JSON objects of a file, line by line; skips lines that hold none."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -571,7 +571,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _making(wanted: Derivation) -> Iterator[Path | None]:
-    """The folder to make an entry in, alone; None where none can be written."""
+    """Lock the folder of an entry and yield it; None if no root can be written."""
     with ExitStack() as stack:
         place = None
         for root in _roots(wanted.near):
@@ -587,7 +587,7 @@ def _making(wanted: Derivation) -> Iterator[Path | None]:
 
 @contextmanager
 def _alone(folder: Path, wanted: Derivation) -> Iterator[None]:
-    """Hold the lock of an entry; a lock whose file was removed while it was waited for is none."""
+    """Hold the lock of an entry; locks again if the lock file was removed during the wait."""
     lock = folder / f".{wanted.full}.lock"
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -603,7 +603,7 @@ def _alone(folder: Path, wanted: Derivation) -> Iterator[None]:
 
 @contextmanager
 def _if_free(folder: Path, key: str) -> Iterator[bool]:
-    """Whether no process makes an entry. None begins to meanwhile; the lock file goes."""
+    """Yield True and hold the lock if no process makes the entry; then removes the lock file."""
     lock = folder / f".{key}.lock"
     with ExitStack() as stack:
         free = False
@@ -615,7 +615,7 @@ def _if_free(folder: Path, key: str) -> Iterator[bool]:
 
 
 def _roots(near: Path | None) -> list[Path]:
-    """Where entries are looked for and written, the first that can be."""
+    """Roots that are searched in order; entries are written to the first writable one."""
     users = cache_place("kept")
     if near is None:
         return [users]
@@ -627,7 +627,7 @@ def _roots(near: Path | None) -> list[Path]:
 
 
 def _others(folder: Path, key: str, ending: str) -> list[str]:
-    """Entries that differ from the wanted one in code or libraries only; the latest first."""
+    """Keys of outdated entries: other code or libraries, the same inputs; the latest first."""
     with suppress(OSError):
         found = [f for f in folder.glob(f"*{ending}") if f.name != f"{key}{ending}"]
         found.sort(key=lambda file: file.stat().st_mtime, reverse=True)
@@ -636,7 +636,7 @@ def _others(folder: Path, key: str, ending: str) -> list[str]:
 
 
 def _say_outdated(wanted: Derivation, header: Mapping[str, Any] | None, count: int) -> None:
-    """Name what is kept and not taken: it was made by other code, or under other libraries."""
+    """Warn once that an outdated entry exists and is not used."""
     if header is None:
         return
     theirs = header["runtime"]
@@ -654,7 +654,7 @@ def _say(text: str) -> None:
 
 
 def _absolute(file: Path) -> Path:
-    """The name without links resolved: a link and its target are two files."""
+    """The absolute path without resolving links: a link and its target are two files."""
     return Path(os.path.abspath(file))  # noqa: PTH100
 
 
@@ -715,9 +715,9 @@ def listing(root: Path, *, verify: bool = False) -> Iterator[Listed]:
 
 
 def drop(entry: Listed) -> None:
-    """Remove an entry; its header goes first, so that no half of one is ever found.
+    """Remove an entry, its header first, so that a partly removed entry is never found.
 
-    Files of one that a process makes anew are left to it.
+    Leaves the files of an entry that another process is making now.
     """
     header = entry.files[0]
     remove(header, if_possible=True)
@@ -730,9 +730,9 @@ def drop(entry: Listed) -> None:
 
 
 def drop_made_of(digest: str, pools: Iterable[Path] = ()) -> None:
-    """Remove every entry that was made of a file which turned out to have another content.
+    """Remove every entry with this input digest: the file turned out to have other content.
 
-    Of what a stopped maker left nothing says what it was made of: all of it goes.
+    Partial entries of interrupted makers do not name their inputs, so all of them are removed.
     """
     for root in {*roots(pools), *_beside}:
         for entry in list(listing(root)):
@@ -753,9 +753,10 @@ when_contradicted.append(_drop_made_of_another)
 def prune(
     root: Path, *, older_than: float | None = None, larger_than: int | None = None
 ) -> list[Listed]:
-    """Remove entries that were not used for so many seconds, or that are larger; which ones.
+    """Remove entries unused for `older_than` seconds or larger than `larger_than` bytes.
 
-    With both, those to which both apply. Unfinished ones that nobody has written for a day go too.
+    With both limits, only entries that exceed both. Damaged entries, and partial ones that were not
+    written for a day, are removed in any case. Returns the removed entries.
     """
     now, gone = time.time(), []
     for entry in list(listing(root)):
@@ -769,7 +770,7 @@ def prune(
 
 
 def _drop_unfinished(root: Path, before: float = math.inf) -> None:
-    """Remove what stopped makers left, and has not been written since then."""
+    """Remove partial entries and locks of interrupted makers, last written before that time."""
     keys = [*root.glob("*/*/*.partial"), *root.glob("*/*/.*.lock")]
     for place in keys:
         with suppress(FileNotFoundError):
@@ -790,7 +791,7 @@ def clear(root: Path) -> None:
 
 
 def size_limit() -> int:
-    """Bytes that the entries of a root may take."""
+    """Maximum size of the entries of a root in bytes."""
     given = os.environ.get("SIGMERGE_CACHE_SIZE", "")
     units = {"K": 10, "M": 20, "G": 30, "T": 40}
     number, unit = (given[:-1], given[-1].upper()) if given[-1:].upper() in units else (given, "")
@@ -803,7 +804,7 @@ _bounded: dict[Path, float] = {}
 
 
 def _bound(root: Path) -> None:
-    """Remove what was used longest ago until the rest fits; looked at once a minute."""
+    """Evict the least recently used entries until the rest fits; checks at most once a minute."""
     now = time.monotonic()
     if now - _bounded.get(root, -1e9) < 60:
         return

@@ -1,4 +1,4 @@
-"""Two names for two folders, exchanged in one step, so that neither is ever missing."""
+"""Exchange the names of two folders atomically, so that neither name is ever missing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The user's cache folder, and notes in it: one JSON object each, with a checksum.
 
-What is kept can be made again. So a note that is missing, damaged or unreadable is made again, and
-a place that is full or read-only keeps nothing; neither stops a run. A note has a checksum, which
-also covers its own name: one with a wrong bit, or under the name of another, is known as damaged.
+A cache may lose anything. A note that is missing, damaged or unreadable is made again, and a folder
+that is full or read-only stores nothing; neither stops a run. The checksum of a note also covers
+its file name, so that a damaged or a renamed note is detected.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _OF_SYSTEMS = {
     "darwin": ("", "~/Library/Caches"),
     "win32": ("LOCALAPPDATA", "~/AppData/Local"),
 }
-"""The variable that names the folder of all caches, and where it is else."""
+"""The environment variable that names the folder of all caches, and its default."""
 
 
 def _of_homeless() -> Path:
-    """Among the temporary folders, for a user whose home nothing names, as in many containers.
+    """A folder in the temporary folder, for a user without a home folder, as in many containers.
 
-    It is this user's alone: what is kept is believed.
+    Only this user may write it, since cached results are trusted.
     """
     place = temporary() / f"sigmerge-cache-{user()}"
     with suppress(OSError):
@@ -67,26 +67,26 @@ def _of_homeless() -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """The same folder, made; for what a run cannot do without."""
+    """As `cache_place`, created; raises OutputError if that fails."""
     folder = cache_place(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"{folder}: what is remembered between runs cannot be kept there ({error.strerror}). "
+            f"{folder}: the cache cannot be written there ({error.strerror}). "
             "Set SIGMERGE_CACHE to a folder that can be written."
         ) from None
     return folder
 
 
 def is_installed(folder: Path) -> bool:
-    """Whether a folder is in an installed package, into which nothing is written."""
+    """Whether a folder lies in an installed package: nothing is written there."""
     real = folder.resolve()
     return real.is_relative_to(PACKAGE) or bool({"site-packages", "dist-packages"} & {*real.parts})
 
 
 def kept_json(note: Path, keys: set[str]) -> dict[str, Any] | None:
-    """A note that is a JSON object with these keys; None if it has to be made again."""
+    """A note with these keys; None if it is missing or damaged."""
     try:
         content = read_json(note, "a note")
     except SigmergeError:
@@ -100,7 +100,7 @@ def kept_json(note: Path, keys: set[str]) -> dict[str, Any] | None:
 
 
 def keep_json(note: Path, content: dict[str, Any]) -> bool:
-    """Keep a note for the next run, where that is possible; returns whether it was."""
+    """Write a note for later runs; False if it could not be written."""
     with suppress(OSError):
         write_note(note, content)
         return True
@@ -108,5 +108,5 @@ def keep_json(note: Path, content: dict[str, Any]) -> bool:
 
 
 def write_note(note: Path, content: dict[str, Any]) -> None:
-    """Write a note that has to be there."""
+    """Write a note; raises OSError if that fails."""
     write_json(note, sealed(content, note.name), indent=None, durable=False)

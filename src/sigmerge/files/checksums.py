@@ -1,7 +1,6 @@
-"""A checksum inside a JSON object, by which one with a wrong bit is known.
+"""A checksum inside a JSON object, which detects accidental damage.
 
-It detects accidents. It may also cover the name under which the object is kept: then one under the
-name of another is known, too.
+It may also cover the name under which the object is stored, so that a renamed one is detected.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ CHECKSUM = "checksum"
 
 
 def checksum_of(content: Any, name: str = "") -> str:
-    """The checksum of plain content, in whatever order its keys stand."""
+    """The checksum of plain content, independent of the order of its keys."""
     text = json.dumps([name, content] if name else content, default=repr)
     as_read = json.loads(text)  # keys are texts there
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
@@ -27,6 +26,6 @@ def sealed(content: Mapping[str, Any], name: str = "") -> dict[str, Any]:
 
 
 def is_intact(content: Mapping[str, Any], name: str = "") -> bool:
-    """Whether an object has a checksum and is as it was sealed."""
+    """Whether an object has the checksum that it was sealed with."""
     plain = {key: value for key, value in content.items() if key != CHECKSUM}
     return bool(content.get(CHECKSUM) == checksum_of(plain, name))

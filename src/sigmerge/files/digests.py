@@ -1,12 +1,12 @@
-"""Digests of files, remembered by file identity.
+"""Digests of files, cached by file identity.
 
 The digest of a file of up to RUN_BYTES is its SHA-256. SHA-256 runs in one thread, at a fraction of
 the speed of a disk or of a merge. A longer file is therefore cut into leaves of LEAF bytes, whose
 digests are BLAKE3, and threads hash runs of leaves side by side. Its digest is the BLAKE3 of its
 leaves' digests one after another, written with the prefix TREE.
 
-A plan believes a note of a file that has the same size and times. A pass that reads inputs proves
-them (`prove`): where times are no proof (ruling 37), they are hashed in that pass.
+A plan trusts the cached digest of a file with the same size and times. A pass that reads inputs
+verifies them (`prove`): where times are no proof (ruling 37), they are hashed in that pass.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from sigmerge.files.safe_open import open_regular, regular_status
 from sigmerge.files.system import read_into
 
 GRAIN = 2_000_000_000
-"""Nanoseconds. The coarsest clock of a file system in use: two writes within it can leave the same
-times, so the digest of a file that is younger is not remembered."""
+"""Nanoseconds. The coarsest timestamp of a file system in use: two writes within it can leave the
+same times, so the digest of a file that is younger is not cached."""
 
 RUN_BYTES, LEAF = 1 << 26, 1 << 22
 TREE = "4MiB-blake3:"
 """How a digest of a long file begins."""
 
 _BUFFER = 1 << 20
-"""Bytes that are read at a time: caches hold them until they are hashed."""
+"""Bytes read at a time: few enough to stay in the processor's cache until they are hashed."""
 _REQUEST = 16 << 20
 """Bytes of a remote file that are requested at a time."""
 
 Passed: TypeAlias = Callable[[RemoteFile, int], bytes | None]
-"""The digests of the leaves of a remote file's run that begins there, if they are known."""
+"""Returns the leaf digests of the run of a remote file that begins there, or None."""
 
 _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=None)
 _stopping: ContextVar[bool] = ContextVar("stopping", default=False)
-"""Whether a digest that is not the noted one stops whoever asks for it."""
+"""Whether a digest that differs from the cached one raises ChangedInput."""
 when_contradicted: list[Callable[[Path, str], None]] = []
-"""Called with a file and the digest that a note gave it, where reading it gives another."""
+"""Callbacks for a file whose content differs from its cached digest, which they get."""
 _log = logging.getLogger(__name__)
 _read: dict[str, dict[str, Any]] = {}
-"""Notes as this process read or made them: a job asks for the same digests many times."""
+"""Notes read or written by this process: a job asks for the same digests many times."""
 
 
 @contextmanager
 def rehashing() -> Iterator[None]:
-    """In this context no digest of an earlier run is trusted; every file is read again, once."""
+    """In this context cached digests are ignored: every file is hashed again, once."""
     token = _rehashed.set({})
     try:
         yield
@@ -66,7 +66,7 @@ def rehashing() -> Iterator[None]:
 
 
 def rehash_from_now_on() -> None:
-    """As `rehashing`, for the rest of a command; a digest that is not the noted one stops it."""
+    """As `rehashing` for the rest of a command; a digest unlike the cached one raises."""
     _rehashed.set({})
     _stopping.set(True)
 
@@ -78,7 +78,7 @@ def is_rehashing() -> bool:
 def identity(file: Path) -> str:
     """Changes whenever the file is replaced or written: path, inode, size and times.
 
-    Of a remote file: address, size and version. Where times prove nothing, the digest too.
+    For a remote file: address, size and version. Where times prove nothing, also the digest.
     """
     key = _key(file)
     return f"{key}|{file_digests([file])[file]}" if unproven([file]) else key
@@ -93,7 +93,8 @@ def _key(file: Path) -> str:
 def unproven(files: Iterable[Path]) -> list[Path]:
     """Files whose size and times do not prove their content.
 
-    Those of file systems that other machines write, and one that changed once without them.
+    These are files on file systems that other machines write, and files that changed once while
+    their size and times stayed.
     """
     listed = [file for file in files if not remote_file(file)]
     elsewhere = kept_elsewhere(listed)
@@ -114,7 +115,7 @@ class Hasher(Protocol):
 
 
 class LeafRule(NamedTuple):
-    """How a file is cut: bytes of a leaf, and what begins the digest of one."""
+    """How a file is cut: the size of a leaf, and the hasher of one."""
 
     size: int
     hasher: Callable[[], Hasher]
@@ -130,7 +131,7 @@ def leaf_rule(size: int) -> LeafRule:
 
 
 def combined(runs: Iterable[bytes]) -> str:
-    """The digest of a file from the digests of the leaves of each of its runs."""
+    """The digest of a file from the leaf digests of its runs."""
     leaves = b"".join(runs)
     if len(leaves) == hashlib.sha256().digest_size:
         return leaves.hex()
@@ -140,7 +141,7 @@ def combined(runs: Iterable[bytes]) -> str:
 
 
 def by_leaf(begin: int, data: memoryview, leaf: int) -> Iterator[tuple[int, memoryview]]:
-    """Bytes of a file from `begin` on, cut at the ends of leaves; with where each leaf begins."""
+    """Cut bytes, which start at `begin`, at leaf boundaries; yields (start of leaf, bytes)."""
     at, end = begin, begin + len(data)
     while at < end:
         first = at // leaf * leaf
@@ -156,7 +157,7 @@ def leaf_digests(
     rule: LeafRule,
     progress: Callable[[int], None] | None = None,
 ) -> bytes:
-    """The digest of each leaf between two positions of a file, as far as the file goes."""
+    """Leaf digests between two positions of a file; stops at its end."""
     buffer = memoryview(bytearray(min(_BUFFER, end - begin)))
     found = []
     for start in range(begin, max(end, begin + 1), rule.size):
@@ -171,7 +172,7 @@ def leaf_digests(
 
 
 def digest_now(file: Path) -> str:
-    """The digest of a file, which is read."""
+    """The digest of a file, computed now."""
     with file.open("rb") as stream:
         handle = stream.fileno()
         size = os.fstat(handle).st_size
@@ -187,9 +188,9 @@ def file_digests(
     *,
     passed: Passed | None = None,
 ) -> dict[Path, str]:
-    """Digests of files; one that was hashed before and has not changed is not read again.
+    """Digests of files; a file that has a cached digest and has not changed is not read.
 
-    `passed` knows leaves of remote files.
+    `passed` gives leaf digests of remote files that a job has read.
     """
     found, others = _digests(files, _rehashed.get(), threads, progress, error, passed)
     for file in others:
@@ -206,10 +207,10 @@ def prove(
     *,
     passed: Passed | None = None,
 ) -> dict[Path, str]:
-    """Digests of files that a pass has read or reads, before anything of it is published.
+    """Digests of the inputs of a pass, verified before its result is published.
 
-    Where size and times prove nothing a file is read, whatever is known of it. ChangedInput if its
-    digest was another, with the same size and times: what was made under that one is gone then.
+    A file whose size and times prove nothing is always hashed. Raises ChangedInput if its digest
+    differs from the cached one; entries that were made under the cached one are removed then.
     """
     listed = set(files)
     doubtful = {*unproven(listed)}
@@ -239,9 +240,9 @@ def _digests(
     error: type[SigmergeError],
     passed: Passed | None,
 ) -> tuple[dict[Path, str], list[Path]]:
-    """Digests, and the files whose digests were believed to be others.
+    """Digests, and the files whose cached digests were wrong.
 
-    With a `memory` nothing else is believed.
+    With a `memory`, only digests in it are used, and no cached one.
     """
     unique = sorted(set(files))
     todo = {file: _begun(file, error) for file in unique}
@@ -271,23 +272,23 @@ def _digests(
 
 
 def unknown(files: Iterable[Path]) -> list[Path]:
-    """Files whose digests are not remembered."""
+    """Files without a cached digest."""
     memory = _rehashed.get()
     return [f for f in files if _known(_begun(f, PoolError), memory) is None]
 
 
 def notes() -> list[Path]:
-    """Where digests are remembered."""
+    """Files of the cached digests."""
     return sorted(cache_place("digests").glob("*"))
 
 
 def is_whole(note: Path) -> bool:
-    """Whether a note is as it was written."""
+    """Whether a note is undamaged."""
     return kept_json(note, {"file", "identity", "sha256"}) is not None
 
 
 def idle_notes() -> list[Path]:
-    """Notes of no use: damaged ones, and those of files that are gone or others now."""
+    """Notes that can be removed: damaged ones, and those of files that are gone or have changed."""
     return [note for note in notes() if not _is_of_use(note)]
 
 
@@ -300,7 +301,7 @@ def _is_of_use(note: Path) -> bool:
 
 
 class _File(NamedTuple):
-    """A file to be hashed, as it is when that begins."""
+    """A file to be hashed, with its identity when hashing begins."""
 
     file: Path
     key: str
@@ -311,7 +312,7 @@ class _File(NamedTuple):
 
     @property
     def note(self) -> Path:
-        """Where its digest is remembered."""
+        """The file of its cached digest."""
         return cache_place("digests") / hashlib.sha256(self.key.encode()).hexdigest()[:32]
 
 
@@ -331,13 +332,13 @@ def _known(one: _File, memory: dict[str, str] | None) -> str | None:
 
 
 def _believed(one: _File) -> str | None:
-    """The digest that an earlier run, or this one, found of the very file."""
+    """The cached digest of the file, if its identity is the same."""
     note = _note_of(one)
     return str(note["sha256"]) if note else None
 
 
 def _note_of(one: _File) -> dict[str, Any] | None:
-    """The note of a file, if it is whole and about this very file."""
+    """The note of a file, if it is undamaged and its identity is the same."""
     content = _read.get(str(one.note)) or kept_json(one.note, {"identity", "sha256"})
     if content is None or content["identity"] != one.key:
         return None
@@ -351,7 +352,7 @@ def _hashed(
     progress: Callable[[int], None] | None,
     error: type[SigmergeError],
 ) -> tuple[bytes, bool]:
-    """The digests of the leaves of one run, and whether the file stayed the same meanwhile."""
+    """Leaf digests of one run, and whether the file stayed unchanged meanwhile."""
     end = min(begin + max(RUN_BYTES, one.rule.size), one.size)
     if one.remote:
         return _hashed_remote(one.remote, begin, end, one.rule, progress)
@@ -362,7 +363,7 @@ def _hashed(
 
 
 def _passed(one: _File, begin: int, passed: Passed | None) -> tuple[bytes, bool] | None:
-    """The same of a run that went by; that the version stays is asked once a file."""
+    """As `_hashed`, of a run that a job has read; the version is checked once per file."""
     if one.remote is None or passed is None:
         return None
     value = passed(one.remote, begin)
@@ -376,7 +377,7 @@ def _hashed_remote(
     rule: LeafRule,
     progress: Callable[[int], None] | None,
 ) -> tuple[bytes, bool]:
-    """The same of a remote file, whose version is compared by the caller before and after."""
+    """As `_hashed`, of a remote file."""
     leaves = [rule.hasher() for _ in range(begin, max(end, begin + 1), rule.size)]
     for start in range(begin, end, _REQUEST):
         data = remote.read(start, min(start + _REQUEST, end))
@@ -388,9 +389,9 @@ def _hashed_remote(
 
 
 def _is_another(one: _File, digest: str, memory: dict[str, str] | None) -> bool:
-    """Keep a digest for later runs; whether another was believed, whose entries are removed then.
+    """Cache a digest; True if the cached one differed, whose entries are removed then.
 
-    None is kept where a write could leave the file's times as they are.
+    Nothing is cached where a write could leave the file's times unchanged.
     """
     if not one.old:
         return False
@@ -409,7 +410,7 @@ def _is_another(one: _File, digest: str, memory: dict[str, str] | None) -> bool:
 
 
 def _identity(file: Path, status: os.stat_result) -> str:
-    """The name as it was given: a link that leads elsewhere now has another inode behind it."""
+    """Path as given, device, inode, size and times; a redirected link has another inode."""
     absolute = os.path.abspath(file)  # noqa: PTH100
     name = os.fsencode(absolute).decode(errors="backslashreplace")  # not every name is UTF-8
     times = f"{status.st_mtime_ns}|{status.st_ctime_ns}"
@@ -417,5 +418,5 @@ def _identity(file: Path, status: os.stat_result) -> str:
 
 
 def _old(status: os.stat_result) -> bool:
-    """Whether a write from now on would leave other times; a time to come never is old."""
+    """Whether a later write must change the times; False for times in the future."""
     return max(status.st_mtime_ns, status.st_ctime_ns) < time.time_ns() - GRAIN

@@ -23,7 +23,7 @@ LARGEST_DOCUMENT = 64 << 20
 DEEPEST_DOCUMENT = 64
 """Levels of nesting that a document may have."""
 POINTER = b"version https://git-lfs"
-"""How a file begins that stands for one that git left out."""
+"""First bytes of a Git LFS pointer."""
 
 
 def read_bytes(
@@ -79,7 +79,7 @@ def parse_json(
 ) -> Any:
     """A JSON value; `where` names the text in the error.
 
-    Of a key that is given twice the last value counts, as everywhere; with `unique` it is an error.
+    If a key occurs twice, the last value counts; with `unique` it is an error.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def read_json_lines(
 def parse_json_lines(
     content: bytes, where: str, error: type[SigmergeError] = SigmergeError
 ) -> Iterator[tuple[int, Any]]:
-    """The same for content that was read already; `where` names it in the error."""
+    """As `read_json_lines`, of content that was read already; `where` names it in the error."""
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
             yield number, parse_json(line, f"{where}, line {number}", error)
@@ -144,11 +144,11 @@ def too_deep(value: Any, limit: int = DEEPEST_DOCUMENT) -> bool:
 
 @contextmanager
 def whole(file: Path, *, durable: bool = True, place: Path | None = None) -> Iterator[Path]:
-    """A name to write under. The file appears when all is written, whoever else writes it too.
+    """Yields a temporary path to write to, and renames it to `file` at the end.
 
-    It is on the disk when this returns, unless it is not `durable`: a note that can be made again
-    need not survive a power cut, but is then checked by its reader. The name lies beside the file,
-    or in `place`, where a kill must leave nothing in the file's own folder.
+    With `durable` the file is synced to disk; without, its reader must check it, as a power cut can
+    truncate it. The temporary path lies beside the file, or in `place` where an interrupted write
+    must leave nothing in the file's own folder.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     name = f".{_stem(file.name)}.{os.getpid()}-{threading.get_ident()}.partial"
@@ -169,7 +169,7 @@ def whole(file: Path, *, durable: bool = True, place: Path | None = None) -> Ite
 
 
 def _stem(name: str) -> str:
-    """So much of a name that process and thread fit behind it."""
+    """The start of a name: short enough to append process and thread."""
     return os.fsencode(name)[:200].decode(errors="ignore")
 
 
@@ -186,5 +186,5 @@ def write_lines(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def content_key(parts: list[Any]) -> str:
-    """A short name for plain content: the same on every machine."""
+    """A short digest of plain content: the same on every machine."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

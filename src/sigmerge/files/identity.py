@@ -1,12 +1,12 @@
-"""What a file is without reading it, and that it stays so while a job reads it.
+"""The identity of files, without reading them; and a check that they stay unchanged during a job.
 
     before = identify(files)     before the first byte is read; costs no reading
     ...                          the job reads the files
     unchanged(before)            raises if one of them was written or replaced meanwhile
 
-A file that is written gets other times, one that is replaced another inode, a remote one another
-version. Two writes within one tick of the clock can leave the same times, so a file that was just
-written is waited for.
+A write changes a file's times, a replacement its inode; a remote file gets another version. Two
+writes within one clock tick can leave the same times, so `identify` waits until a file that was
+just written is older than a tick.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class InputIdentity:
     inode: int
     device: int
     version: str = ""
-    """Of a remote file, what its store calls the version of its content."""
+    """Of a remote file: the version that its store reports."""
     sha256: str | None = None
 
 
@@ -44,7 +44,7 @@ def identify(files: Iterable[Path]) -> tuple[InputIdentity, ...]:
 
 
 def unchanged(before: Iterable[InputIdentity]) -> None:
-    """Raise if a file is not what it was; the error names it."""
+    """Raise if a file has changed; the error names it."""
     for one in before:
         try:
             same = _identity(one.file) == replace(one, sha256=None)
@@ -74,9 +74,9 @@ def _version(file: Path, remote: RemoteFile) -> InputIdentity:
 
 
 def _settled(file: Path) -> InputIdentity:
-    """The identity, once a later write would change it; a file just written is waited for.
+    """The identity, as soon as a later write would change it: waits for a file just written.
 
-    A remote file is what it was when its folder was opened: its header and its digest are of that.
+    A remote file has the version that it had when its folder was opened.
     """
     if remote := remote_file(file):
         return _version(file, remote)

@@ -1,4 +1,4 @@
-"""The files that a user's Python source leads to: what it imports that no library installed."""
+"""The files that a user's Python source imports, libraries excluded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def imported_files(file: Path, homes: Sequence[Path]) -> list[Path]:
-    """A file, and all modules in these folders that it imports, directly or through others.
+    """A file and all modules in these folders that it imports, directly or indirectly.
 
-    What is no Python source imports nothing.
+    A file that is not Python source imports nothing.
     """
     found: set[Path] = set()
     todo = [file]
@@ -26,13 +26,13 @@ def imported_files(file: Path, homes: Sequence[Path]) -> list[Path]:
 
 
 def module_files(name: str, homes: Sequence[Path]) -> list[Path]:
-    """The file of a module, of the packages that it is in, and all that these import."""
+    """The files of a module and its packages, and of all that these import."""
     own = _files_of(tuple(name.split(".")), homes)
     return sorted({each for file in own for each in imported_files(file, homes)})
 
 
 def users_homes() -> list[Path]:
-    """The folders in which Python looks for modules, without those of Python and of libraries."""
+    """The folders of sys.path without those of Python and of installed libraries."""
     return [Path(place) for place in sys.path if not is_installed(Path(place))]
 
 
@@ -43,7 +43,7 @@ def is_installed(file: Path) -> bool:
 
 @cache
 def _installed() -> tuple[Path, ...]:
-    """Where Python and libraries lie."""
+    """The folders of Python and of installed libraries."""
     places = sysconfig.get_paths()
     return tuple(Path(places[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -62,7 +62,7 @@ def _imported(file: Path, homes: Sequence[Path]) -> Iterator[Path]:
 
 @cache
 def _names(source: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """What a source imports: how far above itself, and the parts of the name."""
+    """The imports of a source: level of a relative import, and the parts of the name."""
     found = []
     try:
         nodes = [*ast.walk(ast.parse(source))]
@@ -78,7 +78,7 @@ def _names(source: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
 
 
 def _files_of(parts: Sequence[str], homes: Sequence[Path]) -> list[Path]:
-    """The files of a module and of the packages it is in: of the first folder that has any."""
+    """The files of a module and its packages, in the first folder that has any."""
     for home in homes:
         places = [home.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
         files = [f for place in places for f in (place.with_name(f"{place.name}.py"),

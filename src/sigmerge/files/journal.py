@@ -1,6 +1,6 @@
-"""A file of JSON lines that survives a kill, beside a partial result or an upload.
+"""An append-only journal of JSON lines beside a partial result or an upload, for resuming it.
 
-What is recorded in it is not done again.
+Work that is recorded in it is not repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def continues(file: Path, header: dict[str, Any]) -> bool:
 
 
 def as_line(record: dict[str, Any]) -> bytes:
-    """A record as it is written: with a checksum, by which a line with a wrong bit is known."""
+    """A record as it is written: with a checksum that detects damage."""
     return (json.dumps(sealed(record)) + "\n").encode()
 
 
@@ -42,8 +42,7 @@ class Journal:
     Opening a file with the same header puts the records of an interrupted run into `records`. A
     line that is unfinished or not as it was written is cut off with all that follow it. If `kinds`
     are given, every record must have the keys of one of them. `what` names the work in errors, for
-    example "upload". Records survive a power cut if they are `durable`; without that they survive
-    the end of the process.
+    example "upload". `durable` records survive a power cut; others survive a killed process.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Journal:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line that is as it was written."""
+    """The record of a line, or None if the line is damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One writer at a time: a lock file that exists while something is written."""
+"""Lock files: one writer at a time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from sigmerge.messages import reason
 
 @contextmanager
 def locked(file: Path, *, wait: bool = False) -> Iterator[int | None]:
-    """Hold the lock of a file, which is made if need be; it ends with the process at the latest.
+    """Hold the lock of a file, which is created if it does not exist.
 
-    Yields the file's handle, or None if another holds the lock and is not waited for.
+    Yields the file's handle, or None if another process holds the lock and `wait` is not set. The
+    system releases the lock when the process ends.
     """
     handle = os.open(file, os.O_RDWR | os.O_CREAT | NO_LINK | BYTES, 0o644)
     try:
@@ -47,7 +48,7 @@ def only_writer(lock_file: Path, message: str) -> Iterator[None]:
 
 
 def has_name(file: Path, handle: int) -> bool:
-    """Whether the file still has this name."""
+    """Whether the path still leads to this open file."""
     try:
         return os.path.samestat(os.fstat(handle), file.stat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""On which file systems a file's times prove that its content stayed (ruling 37)."""
+"""The file systems on which unchanged times prove unchanged content (ruling 37)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = Path("/proc/self/mountinfo")
 
 
 def kept_elsewhere(files: Iterable[Path]) -> dict[Path, str]:
-    """Those of the files whose times prove nothing, each with the kind of its file system."""
+    """The files whose times prove nothing, with the type of their file systems."""
     try:
         table = TABLE.read_bytes()
     except OSError:
@@ -29,7 +29,7 @@ def kept_elsewhere(files: Iterable[Path]) -> dict[Path, str]:
 
 
 def _device(file: Path) -> int:
-    """Another one, if the name leads elsewhere by now."""
+    """The device of a file; 0, which no mount has, if the file is gone."""
     try:
         return file.stat().st_dev
     except OSError:
@@ -38,7 +38,7 @@ def _device(file: Path) -> int:
 
 @lru_cache(maxsize=4)
 def _mounts(table: bytes) -> dict[Path, str]:
-    """The kind of what is mounted at each place; what was mounted last hides what was there."""
+    """File system type by mount point; a later mount hides an earlier one."""
     found: dict[Path, str] = {}
     for line in table.splitlines():
         where, _, what = line.partition(b" - ")

@@ -23,34 +23,34 @@ from sigmerge.files.cache import cache_root, kept_json
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9]+):/{1,2}([^/].*)")
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "created")
-"""What stores call that which changes with an object's content, the best first."""
+"""The fields in which stores report an object's version, in order of preference."""
 STAND_IN_RECORD = "objects.json"
-"""Beside the folder that stands in for a remote one: its address, and the objects of its stubs."""
+"""File beside the local copy of a remote folder: the address, and the objects of its stubs."""
 
 
 def url_of(name: str | os.PathLike[str]) -> str | None:
-    """The address that a name is, or None. A Path has lost a slash, which is put back."""
+    """The address in a path or text, or None. Restores the slash that a Path drops."""
     found = _URL.fullmatch(os.fspath(name))
     return f"{found[1].lower()}://{found[2].rstrip('/')}" if found else None
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """An object as it was when its folder was opened."""
+    """A remote object, with the version that it had when its folder was opened."""
 
     url: str
     size: int
     version: str
 
     def read(self, begin: int, end: int) -> bytes:
-        """The bytes [begin, end); fewer only if the object ends before."""
+        """The bytes [begin, end), fewer at the end of the object."""
         if begin >= end:
             return b""
         with reaching(self.url) as (store, path):
             return bytes(store.cat_file(path, start=begin, end=end))
 
     def now(self) -> RemoteFile:
-        """The object as it is now."""
+        """The object with its current version."""
         with reaching(self.url) as (store, path):
             store.invalidate_cache()
             return described(self.url, store.info(path))
@@ -61,7 +61,7 @@ class RemoteFile:
 
 
 def described(url: str, info: dict[str, Any]) -> RemoteFile:
-    """An object by what its store says of it; some say a time as a date or as seconds by turns."""
+    """An object from its store's metadata; times are normalised, as some come in two forms."""
     version = next((info[key] for key in _VERSIONS if info.get(key)), "")
     if isinstance(version, datetime):
         version = version.timestamp()
@@ -70,9 +70,9 @@ def described(url: str, info: dict[str, Any]) -> RemoteFile:
 
 @contextmanager
 def reaching(url: str, error: type[SigmergeError] = PoolError) -> Iterator[tuple[Any, str]]:
-    """The store of an address, and the path there; what goes wrong with it is an `error`.
+    """Yields the store of an address and the path in it; converts its exceptions to `error`.
 
-    Stores raise exceptions of their own libraries, so all are caught here.
+    Stores raise exceptions of their own libraries, so every Exception is caught.
     """
     try:
         yield _store(url)
@@ -118,7 +118,7 @@ def _line(problem: Exception) -> str:
 
 
 def remote_root() -> Path:
-    """The folder of all stand-ins, as resolved paths name it."""
+    """The resolved folder of all local copies of remote folders."""
     return _remote_in(cache_root())
 
 
@@ -128,7 +128,7 @@ def _remote_in(root: str) -> Path:
 
 
 def remote_folder(file: Path) -> tuple[str, Path] | None:
-    """The address of the remote folder behind a stand-in or a file in it, and the stand-in."""
+    """Address and local copy of the remote folder that a path belongs to, or None."""
     root = remote_root()
     if not str(file).startswith(str(root)):
         return None
@@ -140,7 +140,7 @@ def remote_folder(file: Path) -> tuple[str, Path] | None:
 
 
 def remote_file(file: Path) -> RemoteFile | None:
-    """The object that a stub stands for; None for a file that is what it is."""
+    """The remote object of a stub; None for an ordinary file."""
     found = remote_folder(file)
     if found is None:
         return None
@@ -151,7 +151,7 @@ def remote_file(file: Path) -> RemoteFile | None:
 
 
 def address(file: Path) -> str:
-    """What a record calls a file or folder: its address where it is a copy of a remote one."""
+    """The name of a file or folder for records: of a local copy, the remote address."""
     found = remote_folder(file)
     if found is None:
         return str(file)
@@ -160,7 +160,7 @@ def address(file: Path) -> str:
 
 
 def with_addresses(text: str) -> str:
-    """A message in which stand-ins are called by their addresses."""
+    """A message with the paths of local copies replaced by remote addresses."""
     try:
         root = re.escape(str(remote_root()))
     except RuntimeError:  # nobody knows a home, and so no stand-in either
@@ -171,18 +171,18 @@ def with_addresses(text: str) -> str:
 
 @cache
 def _objects(place: Path) -> dict[str, Any]:
-    """What lies beside a stand-in; it is written before anything looks for it, and stays."""
+    """The object record of a local copy, cached: it is written first and never changed."""
     return kept_json(place / STAND_IN_RECORD, {"url", "name", "objects"}) or {}
 
 
 def stored_size(file: Path) -> int:
-    """The size of a file, or of the object that it stands for."""
+    """The size of a file, or of a stub's remote object."""
     remote = remote_file(file)
     return file.stat().st_size if remote is None else remote.size
 
 
 def open_stored(file: Path) -> BinaryIO:
-    """A stream of a file, or of the object that it stands for."""
+    """A stream of a file, or of a stub's remote object."""
     remote = remote_file(file)
     if remote is None:
         return file.open("rb")
@@ -190,7 +190,7 @@ def open_stored(file: Path) -> BinaryIO:
 
 
 class _RemoteStream(io.RawIOBase):
-    """An object from a position on, read request by request."""
+    """A stream of a remote object, read by range requests."""
 
     def __init__(self, remote: RemoteFile) -> None:
         self._remote, self._at = remote, 0

@@ -1,4 +1,4 @@
-"""Files that loops read by descriptor: each is open as long as anything refers to it."""
+"""Files that native loops read by descriptor: each stays open while anything refers to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sigmerge.files.system import BYTES, most_descriptors
 
 
 class OpenFile:
-    """A file to be read. Who has taken its descriptor keeps it until nothing reads there."""
+    """An open file. Keep a reference to it as long as its descriptor is in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class OpenFile:
 
     @property
     def may_stay(self) -> bool:
-        """Whether it may be open for long: half of what a process may open is for other files."""
+        """Whether it may stay open: half of the descriptors are reserved for other files."""
         return self.descriptor < _most_descriptors() // 2
 
 
@@ -52,7 +52,7 @@ def became_shorter(file: Path | ReadFailed) -> PoolError:
 
 @contextmanager
 def named_reads() -> Iterator[None]:
-    """PoolError with the file's name where a loop could not read one."""
+    """Convert a failed read of a native loop to a PoolError that names the file."""
     try:
         yield
     except ReadFailed as failure:

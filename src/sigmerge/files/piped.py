@@ -1,4 +1,4 @@
-"""A document that comes through a pipe: it can be read once, and is kept for who reads it again."""
+"""A document from a pipe, which can be read once: its bytes are held for further reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sigmerge.files.system import BYTES, NO_WAIT
 from sigmerge.messages import reason, size
 
 PIPED = Path("-")
-"""The standard input; and the name of what came through a pipe, as if it lay in this folder."""
+"""Standard input; also the name of a document from a pipe, as if it lay in the current folder."""
 
 _kept: dict[Path, bytes] = {}
 
 
 def taken(file: Path, most: int) -> Path:
-    """The same name, or PIPED if it leads to a pipe, from which `most` bytes are then read."""
+    """The same path, or PIPED if it is a pipe, of which up to `most` bytes are read now."""
     try:
         handle = _handle(file)
         if handle is None:
@@ -37,19 +37,19 @@ def taken(file: Path, most: int) -> Path:
 
 
 def kept(file: Path) -> bytes | None:
-    """What came through a pipe, if that is its name."""
+    """The bytes of the pipe if `file` is PIPED, else None."""
     return _kept.get(file)
 
 
 def is_there(file: Path) -> bool:
-    """Whether a file has this name, or what came through a pipe."""
+    """Whether the file exists, or is a document from a pipe."""
     return file in _kept or file.exists()
 
 
 def _handle(file: Path) -> int | None:
-    """An open pipe; None if the name leads to something else.
+    """An open pipe; None if the path is something else.
 
-    It is opened without waiting: into a FIFO that nobody writes nothing will ever come.
+    Opens without blocking: a FIFO without a writer would block forever.
     """
     if file == PIPED:
         return 0

@@ -40,7 +40,7 @@ def open_regular(
 def regular_status(
     file: Path, what: str = "a file", error: type[SigmergeError] = SigmergeError
 ) -> os.stat_result:
-    """The status of a regular file, which is not opened."""
+    """The status of a regular file, without opening it."""
     with _told(file, what, error):
         status = os.stat(file)  # noqa: PTH116
         _check(file, status, what, error)
@@ -49,7 +49,7 @@ def regular_status(
 
 @contextmanager
 def _told(file: Path, what: str, error: type[SigmergeError]) -> Iterator[None]:
-    """What the system refuses is an error that names the file and what was expected of it."""
+    """Convert an OSError to an error that names the file and its expected content."""
     try:
         yield
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def _told(file: Path, what: str, error: type[SigmergeError]) -> Iterator[None]:
 
 
 def is_regular(file: Path) -> bool:
-    """Whether a name leads to a regular file; a name that no system accepts does not."""
+    """Whether a path is a regular file; False for a path that the system does not accept."""
     try:
         return stat.S_ISREG(file.stat().st_mode)
     except (OSError, ValueError):
@@ -71,9 +71,9 @@ def is_regular(file: Path) -> bool:
 
 
 def remove(path: Path, *, if_possible: bool = False) -> None:
-    """Remove whatever has this name; a FIFO is not opened, a link is not followed.
+    """Remove a file, folder, link or FIFO; links are not followed.
 
-    What cannot be removed is an OSError, or is left where it need not go.
+    Raises OSError if it cannot be removed; with `if_possible` it is left.
     """
     with suppress(OSError) if if_possible else nullcontext():
         if path.is_dir() and not path.is_symlink():
@@ -83,7 +83,7 @@ def remove(path: Path, *, if_possible: bool = False) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder are on the disk when this returns, where a folder can be opened."""
+    """Sync the entries of a folder to disk, where the system can open a folder."""
     if sys.platform == "win32":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -94,9 +94,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def begin_sync(handle: int, begin: int, nbytes: int) -> None:
-    """Ask the system to write a part of a file to the disk soon, where it can be asked.
+    """Start writing a range of a file to disk, where the system supports it.
 
-    This promises nothing; `os.fsync` does, and has less to wait for afterwards.
+    It guarantees nothing, but shortens a later `os.fsync`.
     """
     call = _sync_range()
     if call is not None and nbytes:

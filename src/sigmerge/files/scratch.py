@@ -21,11 +21,11 @@ MARKER = b"This lock is held by the sigmerge that uses the folder.\n"
 _MADE_HERE = re.compile(rf"{PREFIX}(new-)?[a-z0-9_]{{8}}")
 """The names that mkdtemp gives."""
 YOUNG = 60.0
-"""Seconds in which a folder with a new one's name is left alone: its owner may hold no lock yet."""
+"""A new folder is left alone for this many seconds: its owner may not hold its lock yet."""
 
 
 def temporary() -> Path:
-    """Where the system has temporary folders: TMPDIR, or the usual ones."""
+    """The system's folder for temporary files: TMPDIR, or the usual ones."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError as error:
@@ -37,7 +37,7 @@ def temporary() -> Path:
 
 @contextmanager
 def scratch(place: Path | None = None) -> Iterator[Path]:
-    """An empty folder in `place`, removed at the end; without a place, where the system has them.
+    """An empty folder in `place`, or in the system's temporary folder; removed at the end.
 
     Its owner holds a lock beside it until then.
     """
@@ -57,7 +57,7 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether this is a folder that `scratch` gave, and that is in use now."""
+    """Whether this is a folder of `scratch` that a process uses now."""
     lock = folder.with_name(LOCK)
     if folder.name != CONTENT or not _MADE_HERE.fullmatch(folder.parent.name):
         return False
@@ -72,9 +72,9 @@ def is_held(folder: Path) -> bool:
 
 @cache
 def remove_stale(place: Path) -> None:
-    """Remove this user's folders there whose process has ended; done once by every process.
+    """Remove this user's scratch folders whose process has ended; runs once per process.
 
-    A folder that holds anything else than `scratch` puts there is somebody else's.
+    A folder with unexpected content is not ours and is left alone.
     """
     for outer in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
@@ -87,7 +87,7 @@ def remove_stale(place: Path) -> None:
 
 
 def _may_be_stale(outer: Path) -> bool:
-    """Whether name, owner, age and names within are those of a folder that `scratch` made."""
+    """Whether name, owner, age and content are those of a folder that `scratch` made."""
     status = outer.lstat()
     mine = is_own(status) and not outer.is_symlink()
     if not mine or not _MADE_HERE.fullmatch(outer.name):

@@ -1,4 +1,4 @@
-"""What code is, as a digest: a module of this package with all it imports, or a user's callable."""
+"""Digests of code: of a module of this package with its imports, or of a user's callable."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 _NAMED = re.compile(r'"(sigmerge(?:\.\w+)+):\w+"')
-"""What a table imports by its name: "module:class"."""
+"""A lazy import in a table: "module:class"."""
 _TYPES_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)*", re.MULTILINE)
 
 
 def code_digest(function: Callable[..., Any]) -> str:
-    """A digest of the sources that a function of this package may run: its module's closure."""
+    """A digest of the sources that a function of this package may run."""
     while isinstance(function, partial):
         function = function.func
     return _closure_digest(inspect.unwrap(function).__module__)
@@ -45,7 +45,7 @@ def code_digest(function: Callable[..., Any]) -> str:
 
 @cache
 def _closure_digest(module: str) -> str:
-    """Of a module's own source and that of every module of the package that it leads to."""
+    """A digest of a module's source and of all modules of the package that it imports."""
     made = hashlib.sha256(sys.version.encode())
     if _file_of(module) is None:  # a user's own
         made.update(_content(Path(str(sys.modules[module].__file__))).encode())
@@ -58,7 +58,7 @@ def _closure_digest(module: str) -> str:
 
 
 def _closure(module: str) -> set[str]:
-    """The modules of this package that a module leads to, itself included."""
+    """A module and the modules of this package that it imports, directly or indirectly."""
     found: set[str] = set()
     todo = [module]
     while todo:
@@ -104,7 +104,7 @@ def _files() -> dict[str, Path]:
 
 
 def callable_key(function: Callable[..., Any]) -> str | None:
-    """What a user's callable is known by: its `sigmerge_key`, else the digest of what it is."""
+    """The key of a user's callable: its `sigmerge_key`, else its digest."""
     declared = getattr(function, "sigmerge_key", None)
     return callable_digest(function) if declared is None else f"declared {declared}"
 
@@ -112,7 +112,7 @@ def callable_key(function: Callable[..., Any]) -> str | None:
 def callable_files(function: Callable[..., Any]) -> list[Path]:
     """Files whose names are among a callable's constants, or in what it closes over.
 
-    None of a callable with a `sigmerge_key`, which stands for all that it reads.
+    Empty for a callable with a `sigmerge_key`, which covers everything that it reads.
     """
     if hasattr(function, "sigmerge_key"):
         return []
@@ -136,14 +136,14 @@ def _texts(described: Any) -> Iterator[str]:
 
 
 class Unnameable(Exception):
-    """A value that no digest describes."""
+    """Raised for a value whose content cannot be described."""
 
 
 def callable_digest(function: Callable[..., Any]) -> str | None:
     """A digest of a user's callable: its code, constants, and all that it closes over or names.
 
-    None where something of it cannot be described by its content, for example an open model. Of
-    files that it reads the names are covered (`callable_files`), and not the content.
+    None if a part cannot be described by its content, for example a loaded model. Covers the names
+    of files that it reads, not their content (see `callable_files`).
     """
     try:
         text = json.dumps(_described(function, {}), sort_keys=True)
@@ -153,7 +153,7 @@ def callable_digest(function: Callable[..., Any]) -> str | None:
 
 
 def _described(value: Any, seen: dict[int, int]) -> Any:
-    """A value as plain content; what was met before is a number."""
+    """A value as plain content; a value that was met before is a back-reference by number."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return [type(value).__name__, repr(value)]
     if value is Ellipsis or isinstance(value, Path | range | slice | np.generic | np.dtype):
@@ -197,13 +197,13 @@ def _parts(value: Any, seen: dict[int, int]) -> Iterator[Any]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether an object is of a class written in Python whose instances have nothing but a dict."""
+    """Whether an object's class is written in Python and its state is its `__dict__`."""
     kind = type(value)
     return _is_users(kind) and hasattr(value, "__dict__") and not hasattr(kind, "__slots__")
 
 
 def _is_users(value: Any) -> bool:
-    """Whether a class or function is the user's own, rather than Python's or a library's."""
+    """Whether a class or function is the user's, not Python's or a library's."""
     return _is_users_module(str(getattr(value, "__module__", "")))
 
 
@@ -218,7 +218,7 @@ def _is_users_module(name: str) -> bool:
 
 
 def _module(name: str) -> Any:
-    """A library by its version; a user's own module by its files and all that they import.
+    """A library by its version; a user's module by its files and their imports.
 
     Whether it is loaded yet makes no difference.
     """
@@ -233,7 +233,7 @@ def _module(name: str) -> Any:
 
 
 def _users_files(name: str) -> list[Path]:
-    """The files of a user's module and of what it imports, wherever it was loaded from."""
+    """The files of a user's module and its imports."""
     homes = users_homes()
     found = {*module_files(name, homes)}
     if file := getattr(sys.modules.get(name), "__file__", None):
@@ -247,7 +247,7 @@ def _users_files(name: str) -> list[Path]:
 
 
 def _version(top: str) -> str:
-    """That of the distribution with a module of this name."""
+    """Version of the distribution that contains a module."""
     try:
         return version(top)
     except PackageNotFoundError:
@@ -261,7 +261,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 @cache
 def _package_digest() -> str:
-    """Of all of this package, whose public names are imported when they are used."""
+    """A digest of this whole package, whose public names are imported lazily."""
     return hashlib.sha256("".join(map(_content, _files().values())).encode()).hexdigest()
 
 
@@ -295,7 +295,7 @@ def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[Any]:
 
 
 def _used(module: ModuleType, names: set[str], seen: dict[int, int]) -> Iterator[Any]:
-    """What a function names of a user's module: its values may be others than its file gave it."""
+    """The globals of a user's module that a function uses, by their current values."""
     if not _is_users_module(module.__name__) or module.__name__.startswith(PACKAGE.name):
         return
     for name in sorted(names & vars(module).keys()):
@@ -307,7 +307,7 @@ def _used(module: ModuleType, names: set[str], seen: dict[int, int]) -> Iterator
 
 
 def _imported_names(code: CodeType, package: str) -> set[str]:
-    """The modules that code imports when it runs; of a user's packages all that it may mean."""
+    """The modules that code imports at run time; of a user's package all submodules it may mean."""
     found: set[str] = set()
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME":
@@ -328,7 +328,7 @@ _OF_A_DATACLASS = {
     "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__replace__", "__setattr__",
     "__delattr__", "__getstate__", "__setstate__", "__slots__",
 }  # fmt: skip
-"""What `dataclass` makes of the fields, which are described by their values."""
+"""Attributes that `dataclass` generates; the fields themselves are described by their values."""
 
 
 def _class(kind: type, seen: dict[int, int]) -> Iterator[Any]:

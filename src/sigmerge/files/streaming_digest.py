@@ -1,8 +1,8 @@
-"""Digests of remote files from the ranges that a job reads of them anyway.
+"""Digests of remote files, computed from the ranges that a job reads anyway.
 
-A digest takes bytes in their order, and a job reads tensors in an order of its own. So a file is
-hashed by its leaves (files/digests.py): a range that continues its leaf is hashed when it comes,
-one that comes early waits, and a run with a leaf that stays incomplete is read for its digests.
+A digest needs bytes in order, but a job reads tensors in its own order. So each leaf of a file
+(files/digests.py) is hashed on its own: a range that continues its leaf is hashed at once, an early
+one is buffered, and a run with an incomplete leaf is read again at the end.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from sigmerge.files import digests
 from sigmerge.files.objects import RemoteFile, remote_file
 
 HELD = 256 << 20
-"""Bytes that wait at most for what lies before them; others are let go, and read again."""
+"""Maximum number of buffered bytes; further early ranges are dropped, and read again."""
 
 
 @dataclass(eq=False)
 class _Leaf:
     at: int
-    """How far it is hashed."""
+    """Position up to which it is hashed."""
     end: int
     value: digests.Hasher
     waiting: dict[int, bytes] = field(default_factory=dict)
-    """Ranges that came early, by their beginning."""
+    """Buffered early ranges by position."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Leaves:
-    """The leaves of those among some files that are remote, and whose digests are not known."""
+    """The leaves of those remote files whose digests are not cached."""
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
         found = {file: remote for file in files if (remote := remote_file(file))}
@@ -49,7 +49,7 @@ class Leaves:
         return file in self._watched
 
     def take(self, remote: RemoteFile, begin: int, data: bytes) -> None:
-        """These bytes of a file were read, from `begin` on."""
+        """Receive bytes of a file that were read at `begin`."""
         if remote not in self._remotes:
             return
         size, hasher = digests.leaf_rule(remote.size)
@@ -68,7 +68,7 @@ class Leaves:
                         self._begun.pop(key, None)
 
     def digest(self, remote: RemoteFile, begin: int) -> bytes | None:
-        """The digests of the leaves of the run that begins there; None if not all of it came."""
+        """Leaf digests of the run that begins there; None if it was not read completely."""
         size = digests.leaf_rule(remote.size).size
         run = range(begin, min(begin + max(digests.RUN_BYTES, size), remote.size), size)
         keys = [(remote, first) for first in run]
@@ -95,7 +95,7 @@ class Leaves:
 
 
 def _update(leaf: _Leaf, at: int, data: memoryview) -> None:
-    """Hash what of a range is new."""
+    """Hash the new part of a range."""
     new = data[leaf.at - at :]
     leaf.value.update(new)
     leaf.at += len(new)

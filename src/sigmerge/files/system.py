@@ -1,4 +1,4 @@
-"""What one system has and another has not: locks, positions in a file, owners, flags of opening.
+"""Differences between systems: locks, reads at a position, owners, flags of opening.
 
 Linux and macOS take the first branch everywhere. The others are for Windows.
 """
@@ -16,16 +16,16 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 BYTES = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Opened so, a file is bytes, and is closed in programs that are started."""
+"""Flags of os.open: binary, and not inherited by child processes."""
 NO_LINK, NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 _FAR = 1 << 40
-"""Where Windows locks a byte: no other may read what is locked, so it lies behind the content."""
+"""Position of the byte that Windows locks: behind the content, which stays readable."""
 _AGAIN = 0.05
 _moving = threading.Lock()
 
 
 def lock(handle: int, *, wait: bool) -> bool:
-    """Lock a file until it is closed; False if another has the lock and is not waited for."""
+    """Lock a file until it is closed; False if it is locked and `wait` is not set."""
     if fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -59,7 +59,7 @@ def read_at(handle: int, count: int, position: int) -> bytes:
 
 
 def read_into(handle: int, buffer: memoryview, position: int) -> int:
-    """Fill a buffer as far as the file goes in one call; returns how many bytes were read."""
+    """Fill a buffer from a position; returns the number of bytes read."""
     if hasattr(os, "preadv"):
         return os.preadv(handle, [buffer], position)
     found = read_at(handle, len(buffer), position)
@@ -75,7 +75,7 @@ def write_at(handle: int, data: bytes | memoryview, position: int) -> int:
 
 
 class _At:
-    """The position of a handle, for one thread at a time; it is what it was afterwards."""
+    """Sets the position of a handle for one thread at a time, and restores it afterwards."""
 
     def __init__(self, handle: int, position: int) -> None:
         self._handle, self._position = handle, position
@@ -91,22 +91,22 @@ class _At:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether a file belongs to this user; where files name no user, what is found is."""
+    """Whether a file belongs to this user; True on systems without file owners."""
     return not hasattr(os, "getuid") or status.st_uid == os.getuid()
 
 
 def user() -> str:
-    """What tells this user from others in a name."""
+    """A user identifier for names of folders."""
     return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
 
 
 def stored_bytes(status: os.stat_result) -> int:
-    """What a file takes on the disk; where the system does not say, its size."""
+    """Bytes that a file occupies on disk, or its size if the system does not report them."""
     return int(getattr(status, "st_blocks", -(-status.st_size // 512))) * 512
 
 
 def most_descriptors() -> tuple[int, int] | None:
-    """How many files the process may open now, and at most; None where there is no such limit."""
+    """Soft and hard limit of open files; None where there is no such limit."""
     try:
         import resource
     except ImportError:

@@ -1,7 +1,7 @@
 """YAML files, read within limits: size, depth, what aliases expand to, one value for a key.
 
-JSON is YAML, also where YAML 1.1 says otherwise: `5e-1` is a number, an escaped surrogate pair is
-one character, and a tab is a blank.
+Every JSON document is accepted, also where YAML 1.1 differs: `5e-1` is a number, an escaped
+surrogate pair is one character, and a tab is white space.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sigmerge.messages import shown
 LARGEST_YAML = 1 << 20
 """Bytes of the largest YAML document that is read."""
 MOST_NODES = 200_000
-"""Nodes of a document when every alias is replaced by what it stands for."""
+"""Maximum number of nodes of a document after expansion of aliases."""
 LONGEST_NUMBER = 1000
 """Characters of a number or a date; YAML's base-60 numbers take quadratic time to read."""
 
@@ -52,7 +52,7 @@ def read_yaml(file: Path, what: str, error: type[SigmergeError] = SigmergeError)
 
 
 def decoded(file: Path, what: str, error: type[SigmergeError] = SigmergeError) -> str:
-    """The text of a YAML file within the limit of size, or of one that came through a pipe."""
+    """The text of a YAML file or of a document from a pipe, up to the size limit."""
     content = kept(file)
     if content is None:
         content = read_bytes(file, what, error, LARGEST_YAML)
@@ -88,7 +88,7 @@ def as_yaml(value: Any) -> str:
 
 
 def in_yaml(text: str) -> str:
-    """A text as a document has it, also in braces: in quotes where it would be something else."""
+    """A text as a YAML scalar, also inside braces: quoted where it would change its meaning."""
     return _dumped([text], default_flow_style=True, width=math.inf).strip()[1:-1]
 
 
@@ -113,7 +113,7 @@ def documents(text: str) -> list[str]:
 
 
 class _Limited(yaml.SafeLoader):
-    """Counts while nodes are composed, so that nothing is built that is too deep or too large."""
+    """A loader that counts nodes and depth, and stops before it builds too much."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text.replace("\t", " ") if "\t" in text and _is_json(text) else text)
@@ -122,7 +122,7 @@ class _Limited(yaml.SafeLoader):
         self._expanded: dict[int, int] = {}
 
     def only_node(self) -> Any:
-        """The document; None if there is none. One without content beside it is passed over."""
+        """The single document, or None; empty further documents are skipped."""
         found = [node for node in self._composed() if not _is_empty(node)]
         if len(found) > 1:
             self._refuse(found[1].start_mark, _SEVERAL)
@@ -133,7 +133,7 @@ class _Limited(yaml.SafeLoader):
             yield self.get_node()  # type: ignore[no-untyped-call]
 
     def scan_flow_scalar(self, style: str) -> Any:
-        """JSON escapes a character beyond 16 bits as two halves."""
+        """Join the surrogate pairs by which JSON escapes characters beyond 16 bits."""
         token: Any = super().scan_flow_scalar(style)  # type: ignore[no-untyped-call]
         try:
             token.value = token.value.encode("utf-16", "surrogatepass").decode("utf-16")
@@ -165,7 +165,7 @@ class _Limited(yaml.SafeLoader):
         return node
 
     def fetch_flow_collection_start(self, kind: Any) -> None:
-        """The scanner reads ahead of what is composed, in quadratic time of the brackets."""
+        """Limit the depth here, too: the scanner is quadratic in the number of open brackets."""
         if self.flow_level > DEEPEST_DOCUMENT:  # type: ignore[has-type]
             self._refuse(self.get_mark(), f"is nested deeper than {DEEPEST_DOCUMENT} levels")
         super().fetch_flow_collection_start(kind)  # type: ignore[no-untyped-call]
@@ -175,7 +175,7 @@ class _Limited(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts into quotes what `_Limited` would take for a number."""
+    """A dumper that quotes texts which `_Limited` would read as numbers."""
 
 
 for _kind in (_Limited, _Dumper):
@@ -194,14 +194,14 @@ def _is_json(text: str) -> bool:
 
 
 def _is_empty(node: yaml.Node) -> bool:
-    """Whether a document has nothing but blanks and comments, as one behind a last `---`."""
+    """Whether a document holds only white space and comments, as one after a final `---`."""
     return isinstance(node, yaml.ScalarNode) and node.value == "" and node.style is None
 
 
 def _lines(root: yaml.Node | None) -> tuple[dict[Place, int], list[Place]]:
     """The line of every key and item, and the keys that are given twice.
 
-    What an alias stands for was looked at where it is written.
+    The target of an alias is visited where it is defined.
     """
     lines: dict[Place, int] = {}
     twice: list[Place] = []
