@@ -339,10 +339,11 @@ def _believed(one: _File) -> str | None:
 
 def _note_of(one: _File) -> dict[str, Any] | None:
     """The note of a file, if it is undamaged and its identity is the same."""
-    content = _read.get(str(one.note)) or kept_json(one.note, {"identity", "sha256"})
+    note = one.note
+    content = _read.get(str(note)) or kept_json(note, {"identity", "sha256"})
     if content is None or content["identity"] != one.key:
         return None
-    _read[str(one.note)] = content
+    _read[str(note)] = content
     return content
 
 
