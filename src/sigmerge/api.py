@@ -122,6 +122,36 @@ def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Job[Mer
 
 
 @verb
+def moe(
+    recipe: str | PathLike[str] | Mapping[str, Any],
+    out: PathName,
+    *,
+    seed: int | None = None,
+    **how: Unpack[Keywords],
+) -> Job[Merged]:
+    """Dense models as the experts of one mixture, in a new folder.
+
+    A file or a mapping as mergekit-moe takes it. `seed` goes before what it says.
+
+    >>> done = sigmerge.moe(
+    ...     {
+    ...         "base_model": "pool/reference",
+    ...         "gate_mode": "random",
+    ...         "experts": [{"source_model": "pool/math"}, {"source_model": "pool/coding"}],
+    ...     },
+    ...     "mixture",
+    ... )
+    >>> done.plan.operator, list(done.plan.experts)
+    ('moe', ['base', 'math', 'coding'])
+    """
+    from sigmerge.jobs.moe import MoeJob
+    from sigmerge.recipe.moe import load_mixture
+
+    options = _options(how)
+    return MoeJob(load_mixture(recipe, seed=seed, strict=options.strict), target(out), options)  # type: ignore[arg-type]
+
+
+@verb
 def merge_several(
     file: PathName, out: PathName, **how: Unpack[Keywords]
 ) -> Job[tuple[Merged, ...]]:

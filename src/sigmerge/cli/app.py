@@ -22,7 +22,7 @@ Exit codes:
 """
 
 GROUPS = {
-    "Merge": ("merge", "repair", "run", "tune", "extract", "mergekit"),
+    "Merge": ("merge", "repair", "run", "tune", "extract", "moe", "mergekit"),
     "Look": (
         "init", "inspect", "diff", "migrate", "verify", "report", "operators", "cache", "demo",
     ),

@@ -11,7 +11,7 @@ import click
 from sigmerge.cli import show
 from sigmerge.cli.app import examples, group
 from sigmerge.cli.declared import Argument, Option
-from sigmerge.cli.flags import Flags, OutFolder, RecipeFile, command
+from sigmerge.cli.flags import READ, WORKING, WRITTEN, Flags, OutFolder, RecipeFile, command
 from sigmerge.messages import size
 
 
@@ -55,6 +55,43 @@ def _extracted_lines(done: Any) -> Iterator[str]:
         some = ", ".join(done.whole[:3]) + (", …" if done.whole[3:] else "")
         yield f"stored whole: {len(done.whole)} tensors ({some})"
     yield from (f"warning: {text}" for text in done.warnings)
+
+
+MIXTURE_EXAMPLE = """
+\b
+A file:
+  base_model: ./reference
+  gate_mode: hidden           # hidden_avg, cheap_embed, random, uniform_random
+  experts_per_token: 2
+  dtype: bfloat16
+  experts:
+    - {source_model: ./math,   positive_prompts: ["Solve", "How many"]}
+    - {source_model: ./coding, positive_prompts: ["def ", "Write a program"]}
+"""
+
+
+@command(
+    *WRITTEN, "seed", "strict", *READ, "allow_nonfinite", "rehash", "device", *WORKING,
+    epilog=examples("sigmerge moe moe.yaml mixture/ --dry-run", "sigmerge moe moe.yaml mixture/")
+    + MIXTURE_EXAMPLE,
+)  # fmt: skip
+def moe(recipe: RecipeFile, out: OutFolder, flags: Flags) -> None:
+    """Make dense models the experts of one mixture.
+
+    Takes mergekit-moe's files as they are: Mixtral, DeepSeek-MoE, Qwen2-MoE, Qwen3-MoE. The rows of
+    the routers are the hidden states of each expert's prompts in the base, computed block by block,
+    their embeddings, or random. Interrupted, the same command continues where it stopped.
+    """
+    from sigmerge.engine.machine import load_numpy
+
+    load_numpy()
+    from sigmerge.checkpoints.remote import target
+    from sigmerge.jobs.moe import MoeJob
+    from sigmerge.recipe.moe import load_mixture
+
+    loaded = load_mixture(recipe, seed=flags.seed, strict=flags.strict)
+    done = flags.run(lambda how: MoeJob(loaded, target(out), how), goes_on=True)
+    flags.emit(done, show.merged_lines)
 
 
 @command("allow_pickle", epilog=examples("sigmerge migrate mergekit.yaml"))

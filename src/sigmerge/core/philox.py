@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+
 from sigmerge import _native
 from sigmerge.core import Array
 
@@ -26,3 +28,21 @@ def fill(key: tuple[int, int], start: int, out: Array) -> None:
 def keep_below(probability: float) -> int:
     """A draw below this integer happens with the given probability (exactly 2**32 for 1)."""
     return int(probability * 2**32)
+
+
+def normal(key: tuple[int, int], start: int, out: Array) -> None:
+    """Normal numbers for the indices start, start+1, …: sums of twelve uniform ones.
+
+    Sums of integers have the same bits on every processor, as logarithms and cosines need not.
+    """
+    drawn = np.empty(12 * out.size, np.uint32)
+    fill(key, 12 * start, drawn)
+    sums = drawn.reshape(-1, 12).sum(axis=1, dtype=np.int64)
+    out[:] = (sums - 6 * (2**32 - 1)) / 2.0**32
+
+
+def uniform(key: tuple[int, int], start: int, out: Array) -> None:
+    """Numbers in [0, 1) for the indices start, start+1, …."""
+    drawn = np.empty(out.size, np.uint32)
+    fill(key, start, drawn)
+    out[:] = (drawn >> np.uint32(8)) / 2.0**24

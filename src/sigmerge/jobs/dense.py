@@ -55,7 +55,6 @@ from sigmerge.jobs.pools import (
 )
 from sigmerge.jobs.steps import MergeStep
 from sigmerge.jobs.work_folder import open_output
-from sigmerge.messages import counted
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import is_stack, matrix_of, reached
 from sigmerge.recipe import Recipe
@@ -319,7 +318,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             hashed()
         chosen = recipe.tokenizer, _dtype(job), recipe.chat_template, recipe.architecture
         copy_companions(output, pool, *chosen)
-        title = f"{job.operator.title} of {counted(len(pool.experts), 'expert')}"
+        title = job.operator.heading(len(pool.experts))
         about = [f"Method: {job.operator.paper}"]
         output.text("README.md", model_card(title, pool, recipe.text, recipe.notes, about))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)

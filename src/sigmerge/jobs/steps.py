@@ -168,6 +168,18 @@ class ExtractStep(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatesStep(Step):
+    """The rows of a mixture's routers."""
+
+    name = "gates"
+    family: str
+    experts: int
+    mode: str
+    prompts: int
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaterStep(Step):
     """A recipe that merges what other recipes of its file make."""
 

@@ -26,7 +26,9 @@ from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.checksums import is_intact
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
-from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
+from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, with_statistics
+from sigmerge.jobs.moe import METHOD as MIXTURE
+from sigmerge.jobs.moe import plan_mixture
 from sigmerge.jobs.occupancy import OUTSIDE_LAYERS, OccupancyJob, claimed_in, write_blocks
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
@@ -35,6 +37,7 @@ from sigmerge.jobs.work_folder import WINNER
 from sigmerge.probing.expected import architecture_problems
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.recipe.moe import load_mixture
 from sigmerge.recipe.sections import ModelSection
 from sigmerge.records import (
     PLAN,
@@ -310,8 +313,8 @@ def _recomputed(
             place = anchor or Path(str(plan.anchor.path))
             compared = _repaired_again(plan, place, stored, quiet, sample)
         else:
-            recipe = _recipe(plan, folder, provenance)
-            compared = _merged_again(recipe, stored, quiet, sample)
+            job = _dense_again(plan, folder, provenance, quiet)
+            compared = _merged_again(job, stored, quiet, sample)
     except SigmergeError as error:
         findings = [Finding("recomputed", folder.name, f"cannot be computed again: {error}")]
         extent = report.extent
@@ -326,9 +329,8 @@ def _recomputed(
 
 
 def _merged_again(
-    recipe: Recipe, stored: Checkpoint, options: Options, sample: Sample
+    job: DenseJob, stored: Checkpoint, options: Options, sample: Sample
 ) -> _Comparison:
-    job = plan_dense(recipe, options)
     if job.operator.needs:
         job = with_statistics(job, options)
     keys = [key for key, _ in job.pool.blocks()]
@@ -364,6 +366,17 @@ def _repaired_again(
             layers = write_blocks(job, source, reader, workers, sink, options)
             sink.expect_claims(plan, layers)
     return sink
+
+
+def _dense_again(
+    plan: MergePlan, folder: Path, provenance: Provenance, options: Options
+) -> DenseJob:
+    """The job of a dense merge, or of a mixture, as run."""
+    if plan.operator != MIXTURE:
+        return plan_dense(_recipe(plan, folder, provenance), options)
+    given = read_yaml(folder / RECORDS_FOLDER / RECIPE, "the file of a mixture", PoolError)
+    placed = _placed(given, _places(plan, provenance))
+    return plan_mixture(load_mixture(placed, seed=plan.seed), options)
 
 
 NOT_DENSE = ("repair", "chat_template")
@@ -449,7 +462,7 @@ def _placed(node: Any, known: Iterable[str]) -> Any:
     if not isinstance(node, dict):
         return node
     found = {key: _placed(value, known) for key, value in node.items() if key not in NOT_DENSE}
-    for key in ("model", "base_model", "tokenizer_source", "source"):
+    for key in ("model", "base_model", "source_model", "tokenizer_source", "source"):
         if isinstance(text := found.get(key), str):
             meant = [path for path in known if _may_be(text, path)]
             # Where a path ends as another does, the shorter one starts from the same folder.

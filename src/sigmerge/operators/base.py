@@ -21,6 +21,7 @@ import numpy as np
 from sigmerge.core import TILE, Array
 from sigmerge.core.merge import Formula
 from sigmerge.core.partial_sums import PartMarks, PartSums
+from sigmerge.messages import counted
 
 if TYPE_CHECKING:
     from sigmerge.core.algebra import Algebra
@@ -235,6 +236,10 @@ class Operator:
     """How many experts it takes at least."""
     most: int | None = None
     """How many experts it takes at most."""
+
+    def heading(self, experts: int) -> str:
+        """What a card is headed with."""
+        return f"{self.title} of {counted(experts, 'expert')}"
 
     @property
     def merges_on_gpu(self) -> bool:

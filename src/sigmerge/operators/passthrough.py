@@ -20,7 +20,7 @@ class Passthrough(Operator):
     needs_reference = False
     gives_vector = False
     most = 1
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("scale", float, "factor of the tensor", 1.0, 1.0, per_model=True),
         OUTSIDE,
     )
@@ -28,3 +28,17 @@ class Passthrough(Operator):
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         scale = np.array(chunk.site.settings["scale"], np.float32)
         return loops.formula(scale, vectors=False)
+
+
+class SideBySide(Passthrough):
+    """Every tensor is one model's; what experts write may have a factor of its own."""
+
+    name = "moe"
+    paper = "dense models as experts: Komatsuzaki et al., Sparse Upcycling, 2023 (arXiv:2212.05055)"
+    parameters = Passthrough.parameters[:1]
+
+    def __init__(self, family: str, experts: int, chosen: int) -> None:
+        self.title = f"{family} of {experts} experts, {chosen} chosen for each token"
+
+    def heading(self, experts: int) -> str:
+        return self.title

@@ -12,6 +12,8 @@ from sigmerge.errors import RecipeError
 from sigmerge.messages import nearest
 from sigmerge.recipe.folders import find_model, idle_revisions
 from sigmerge.recipe.sections import (
+    DenseExpertSection,
+    MixtureSection,
     ModelSection,
     ModuleSection,
     RecipeSection,
@@ -39,6 +41,8 @@ MERGEKITS = (
     TokenizerSection,
     TokenRowSection,
     TokenModelSection,
+    MixtureSection,
+    DenseExpertSection,
 )
 """Sections that mergekit has too; it passes over keys there that it does not know."""
 

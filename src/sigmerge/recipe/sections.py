@@ -131,6 +131,31 @@ class TokenModelSection(Section):
         return self
 
 
+class DenseExpertSection(Section):
+    """A dense model whose feed-forward parts become an expert, and the prompts that lead there."""
+
+    source_model: ModelName
+    positive_prompts: list[str] | None = None
+    negative_prompts: list[str] | None = None
+    noise_scale: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)] | None = None
+    residual_scale: Annotated[float, Field(allow_inf_nan=False, strict=False)] | None = None
+
+
+class MixtureSection(Section):
+    """The top level of a file for `sigmerge moe`, which mergekit-moe takes, too."""
+
+    base_model: ModelName
+    experts: list[Any] = Field(min_length=1)
+    gate_mode: Literal[
+        "hidden", "hidden_last", "hidden_avg", "cheap_embed", "random", "uniform_random"
+    ] = "hidden"
+    dtype: Dtype | None = None
+    experts_per_token: Annotated[Whole, Field(ge=1)] = 2
+    shared_experts: list[Any] | None = None
+    architecture: str | None = None
+    seed: int = 0
+
+
 class RecipeSection(Section):
     """The top level. Its sections are checked one by one, so that each reports all its problems."""
 
