@@ -258,6 +258,7 @@ VERBS = [
     "inspect",
     "diff",
     "extract",
+    "moe",
     "migrate",
 ]
 NESTED = [

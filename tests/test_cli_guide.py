@@ -18,6 +18,7 @@ from sigmerge.cli.flags import VariantName
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL
 from sigmerge.recipe import load_recipe
+from sigmerge.recipe.moe import load_mixture
 from tests.command_line import sigmerge
 
 GUIDE = (Path(__file__).parents[1] / "docs/guide.md").read_text(encoding="utf-8")
@@ -106,6 +107,11 @@ def test_its_recipes_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block
     for name in ("math.jsonl", "coding.jsonl", "probe.jsonl"):
         (tmp_path / name).write_text('{"prompt": "x"}\n')
     monkeypatch.chdir(tmp_path)
+    given = yaml.safe_load(blocks("yaml")[block])
+    if "experts" in given:
+        loaded = load_mixture(given)
+        assert list(loaded.members) == ["base", "math", "coding"]
+        return
     loaded = load_recipe(as_recipe(blocks("yaml")[block]))
     assert list(loaded.experts) == ["math", "coding"]
 

@@ -15,8 +15,8 @@ import torch
 import yaml
 
 import sigmerge
-from sigmerge.errors import PoolError, RecipeError, SigmergeError
 from sigmerge.core.philox import key_of, normal
+from sigmerge.errors import PoolError, RecipeError, SigmergeError
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, read_weights, weight_bytes
 

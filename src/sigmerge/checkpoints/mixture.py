@@ -17,9 +17,9 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.lazy import FormedTensor, TensorRun, Values
 from sigmerge.checkpoints.pool import clash, listed
-from sigmerge.errors import PoolError
 from sigmerge.core import Array
 from sigmerge.core.philox import key_of, normal
+from sigmerge.errors import PoolError
 
 Config = Mapping[str, Any]
 

@@ -19,11 +19,11 @@ from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.declared import checkpoint_files, named, shown_folder
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.source import PoolSource
+from sigmerge.core import Array
+from sigmerge.core.philox import key_of, normal, uniform
 from sigmerge.engine.machine import device_kind
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.kept import Derivation, Given, Inputs, KeptEntry
-from sigmerge.core import Array
-from sigmerge.core.philox import key_of, normal, uniform
 from sigmerge.probing.exemplars import Tokens, tokenizer_of
 from sigmerge.probing.memory import in_memory
 
