@@ -21,8 +21,6 @@ from sigmerge.core import Array
 from sigmerge.core.philox import key_of, normal
 from sigmerge.errors import PoolError
 
-Config = Mapping[str, Any]
-
 PARTS = ("gate_proj", "up_proj", "down_proj")
 RESIDUAL = "down_proj"
 """The part that writes to the residual stream: what `residual_scale` multiplies."""
@@ -32,7 +30,7 @@ _BIASES = tuple(f"self_attn.{part}_proj.bias" for part in "qkv")
 _NORMED = frozenset({"self_attn.q_norm.weight", "self_attn.k_norm.weight"})
 _COMPUTED = "self_attn.rotary_emb.inv_freq"
 
-_USUAL: Mapping[str, Config] = {
+_USUAL: Mapping[str, Mapping[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
     "mistral": {"rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_key_value_heads": 8},
     "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "num_key_value_heads": 32},
@@ -58,7 +56,7 @@ class Family:
     """A block's tensors beside the feed-forward part."""
     count: str
     """The key of the number of experts."""
-    settings: Callable[[Config, int], Config]
+    settings: Callable[[Mapping[str, Any], int], Mapping[str, Any]]
     """Further keys, of the base's configuration and the number of shared experts."""
     shared: str = ""
     """What the shared expert is called; "" where there is none."""
@@ -74,11 +72,11 @@ class Family:
         return f"{block}{self.module}.gate.weight"
 
 
-def _mixtral(base: Config, shared: int) -> Config:
+def _mixtral(base: Mapping[str, Any], shared: int) -> Mapping[str, Any]:
     return {"sliding_window": None}
 
 
-def _deepseek(base: Config, shared: int) -> Config:
+def _deepseek(base: Mapping[str, Any], shared: int) -> Mapping[str, Any]:
     home = "deepseek-ai/deepseek-moe-16b-base--"
     return {
         "n_shared_experts": shared or None,
@@ -95,12 +93,12 @@ def _deepseek(base: Config, shared: int) -> Config:
     }
 
 
-def _qwen3(base: Config, shared: int) -> Config:
+def _qwen3(base: Mapping[str, Any], shared: int) -> Mapping[str, Any]:
     inner = base["intermediate_size"]
     return {"decoder_sparse_step": 1, "norm_topk_prob": True, "moe_intermediate_size": inner}
 
 
-def _qwen2(base: Config, shared: int) -> Config:
+def _qwen2(base: Mapping[str, Any], shared: int) -> Mapping[str, Any]:
     alone = {"sliding_window": None, "use_sliding_window": False}
     inner = base["intermediate_size"]
     return {**_qwen3(base, shared), **alone, "shared_expert_intermediate_size": inner}
@@ -108,7 +106,7 @@ def _qwen2(base: Config, shared: int) -> Config:
 
 _SAME = {part: part for part in PARTS}
 _LLAMAS = ("llama", "mistral")
-FAMILIES = (
+MIXTURES = (
     Family(
         "Mixtral", "mixtral", "MixtralForCausalLM", _LLAMAS, "block_sparse_moe",
         {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}, _PLAIN,
@@ -207,9 +205,9 @@ def fitting(
     """The kind of mixture for these models; `named` is the beginning of a name, or ""."""
     kinds = {one.checkpoint.config.get("model_type") for one in (*experts, *shared)}
     kinds.add(base.config.get("model_type"))
-    known = [one for one in FAMILIES if one.title.lower().startswith(named.lower())]
+    known = [one for one in MIXTURES if one.title.lower().startswith(named.lower())]
     if not known:
-        told = ", ".join(family.title for family in FAMILIES)
+        told = ", ".join(family.title for family in MIXTURES)
         raise PoolError(f"architecture: {named} is no kind of mixture; there are {told}.")
     reasons = {family.title: _unfit(family, kinds, len(shared)) for family in known}
     fits = [family for family in known if not reasons[family.title]]
@@ -364,7 +362,7 @@ def _problems(family: Family, base: Checkpoint, experts: Sequence[DenseExpert]) 
 
 
 def _config(
-    family: Family, base: Config, experts: int, shared: int, per_token: int
+    family: Family, base: Mapping[str, Any], experts: int, shared: int, per_token: int
 ) -> dict[str, Any]:
     """The configuration: what the base says or means, and the mixture's own keys."""
     kind = str(base["model_type"])

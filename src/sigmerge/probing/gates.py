@@ -29,7 +29,8 @@ from sigmerge.probing.memory import in_memory
 
 Prompts = tuple[tuple[str, ...], tuple[str, ...]]
 """What is to be sent to an expert, and what is not."""
-Progress = Callable[[int, int], None]
+_Passed = Callable[[int, int], None]
+"""Gets blocks done, and blocks in all."""
 _FILE = "gates.npy"
 _LEAST = 1e-8
 """Of a norm that is divided by."""
@@ -37,7 +38,7 @@ _LEAST = 1e-8
 
 def gate_rows(
     base: Checkpoint, prompts: Sequence[Prompts], mode: str, device: str, trust: bool,
-    progress: Progress = lambda done, total: None,
+    progress: _Passed = lambda done, total: None,
 ) -> Derivation:  # fmt: skip
     """Rows of unit length, (blocks, experts, width): the mean over positive prompts less that over
     negative ones.
@@ -98,7 +99,7 @@ def tokens_of(folder: Path, texts: Sequence[str], trust: bool) -> list[Tokens]:
 
 def _measured(
     base: Checkpoint, prompts: Sequence[Prompts], mode: str, device: str, trust: bool,
-    progress: Progress, given: Given,
+    progress: _Passed, given: Given,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the rows; returns what is told about them."""
     given.allow(base.files)
@@ -155,7 +156,7 @@ def _embedded(base: Checkpoint, rows: Sequence[Tokens]) -> list[Array]:
 
 def _hidden(
     shown: Checkpoint, base: Checkpoint, rows: Sequence[Tokens], averaged: bool, device: str,
-    trust: bool, progress: Progress,
+    trust: bool, progress: _Passed,
 ) -> list[Array]:  # fmt: skip
     """Of every block the state with which each prompt enters it, at its last token or averaged."""
     import torch
