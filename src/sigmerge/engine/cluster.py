@@ -29,12 +29,12 @@ from sigmerge.errors import MissingExtra, SigmergeError
 from sigmerge.operators.base import Operator, Pass, Passes, Site
 
 RETRIES = 3
-"""How often a task is run again whose worker or node was lost."""
+"""How often a task is repeated after its worker or node was lost."""
 TASKS_A_GPU = 2
 """Tasks that share a GPU: one reads its block or returns it while the other's is computed. Each
 keeps copies in 0.4 of what is free there (engine/gpu.py), so more would crowd one another out."""
 PATIENCE = 5.0
-"""Seconds that an address has to answer."""
+"""Seconds to wait for an address to answer."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -154,7 +154,7 @@ class Cluster:
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def _slots(self, memory: int) -> int:
-        """How many tasks fit the cluster at a time; none would wait for ever."""
+        """Number of tasks that fit the cluster at a time; raises if none fits."""
         found = 0
         for node in self._nodes():
             fits = [node.get("CPU", 0) // self.threads]
@@ -249,7 +249,7 @@ def _call(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 def _call_on_gpu(function: Callable[[Any], Any], item: Any) -> Any:
-    """What torch keeps of the GPU's memory goes back to it: the next task may be another's."""
+    """Run a task, then release the GPU memory that torch caches, for other processes."""
     import torch
 
     try:
@@ -260,7 +260,7 @@ def _call_on_gpu(function: Callable[[Any], Any], item: Any) -> Any:
 
 @dataclass(frozen=True)
 class BlockReader:
-    """What a task needs to pass over a block: everything here travels to it."""
+    """What a task needs to pass over a block; all of it is serialised."""
 
     open_source: OpenSource
     granule: Granule

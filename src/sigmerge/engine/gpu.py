@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 KEPT_SHARE = 0.4
-"""Part of the free memory in which copies are kept for the next pass."""
+"""Part of the free memory for copies that are cached for the next pass."""
 BLOCKS = 3, 6
 """Blocks of a repair that are at work at a time, and share that room: one is copied there while
 another is claimed and a third written. More where all of them have room."""
@@ -51,7 +51,7 @@ AT_ONCE = 2
 do not count. Each call of torch's lets go of Python's lock: if more threads called at a time, each
 would wait for the lock after every call."""
 LEAST = 1 << 16
-"""Coordinates of a chunk that the device takes; of fewer the launches would take longer."""
+"""Fewest coordinates of a chunk for the device: for fewer, launches take too long."""
 READ_ONCE = {signature}
 """Kernels after which no other pass reads the chunk."""
 
@@ -206,7 +206,7 @@ class Gpu:
         return staging.drain(*place, ring, SLOT_BYTES, stream, begun, target)
 
     def give(self, values: torch.Tensor, out: Array) -> None:
-        """Copy results to where they belong; it is done when the stream is."""
+        """Copy results back to the host; complete when the stream is."""
         _typed(out).copy_(values, non_blocking=True)
 
     def give_at(self, values: torch.Tensor, address: int) -> None:
@@ -268,7 +268,7 @@ class Gpu:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """The calling thread's own; all that it was given is done in the end."""
+        """The calling thread's stream; it is synchronised at the end."""
         if self._device.type != "cuda":
             with torch.inference_mode():
                 yield
@@ -493,7 +493,7 @@ def _from(argument: Any, begin: int) -> Any:
 
 
 def _take(argument: Any, changed: Any) -> None:
-    """Take over what a program has changed."""
+    """Copy back what a program has changed."""
     if isinstance(argument, PartSums):
         argument.sums[...] = changed.sums
     elif isinstance(argument, np.ndarray):
@@ -527,7 +527,7 @@ class _Kept:
         self._lock = threading.Lock()
 
     def get(self, key: CopyKey, *, last: bool) -> torch.Tensor | None:
-        """Copies, which the `last` to read them takes away."""
+        """Cached copies; the `last` reader removes them."""
         with self._lock:
             copies = self._copies.pop(key, None)
             if copies is not None and last:

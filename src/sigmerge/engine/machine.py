@@ -29,7 +29,7 @@ def default_threads() -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that can be taken: the machine's, or the container's if that is less."""
+    """Free memory in bytes: the machine's, or the container's if that is less."""
     found = []
     with suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()

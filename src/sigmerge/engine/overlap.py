@@ -1,4 +1,4 @@
-"""Work that runs beside other work."""
+"""Overlaps two pieces of work."""
 
 from __future__ import annotations
 

@@ -18,4 +18,4 @@ class Sink(Protocol):
     def write_bytes(self, tensor: str, data: memoryview) -> None: ...
 
     def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
-        """This block is complete, and these tensors are its own; others may be at work."""
+        """Mark a block as complete; `tensors` are its own, as others may be in progress."""

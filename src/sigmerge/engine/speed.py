@@ -1,4 +1,4 @@
-"""How long passes over weights take: measured on two machines, scaled to coordinates and cores.
+"""Estimates of the time of passes over weights, scaled from measurements on two machines.
 
 docs/scale.md has the machines, and what the model leaves out.
 """

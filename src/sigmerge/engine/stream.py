@@ -66,7 +66,7 @@ class StoredRows(NamedTuple):
 
 
 class Accelerator(Protocol):
-    """What passes over chunks in place of the compiled loops, or declines to."""
+    """Processes chunks in place of the native loops, or declines to."""
 
     def merge(
         self, rows: StoredRows, formula: Formula, tile: int, step: int, kind: int, out: Array
@@ -95,7 +95,7 @@ class Accelerator(Protocol):
 
 
 class Direct(Protocol):
-    """What takes results as files that the compiled loops may write."""
+    """A sink whose files the native loops may write directly."""
 
     def target(self, tensor: str) -> FilePlace | None:
         """Where a tensor begins in an open file; None if it is written otherwise."""
@@ -372,7 +372,7 @@ def _rows(experts: int, size: int) -> tuple[Array, Array]:
 
 
 def _room(size: int) -> Array:
-    """The calling thread's own scratch."""
+    """The scratch buffer of the calling thread."""
     return room(size, np.float32, "scratch")
 
 
@@ -432,7 +432,7 @@ def batches(chunks: Iterable[StreamChunk]) -> Iterator[list[StreamChunk]]:
 
 
 def ahead(items: Iterable[Any], prefetch: Callable[[Any], None]) -> Iterator[Any]:
-    """The items in turn, each next one being read ahead while one is at work."""
+    """Yield items in order; prefetches the next one meanwhile."""
     upcoming = iter(items)
     waiting: deque[Any] = deque()
     while True:

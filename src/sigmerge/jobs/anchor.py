@@ -50,9 +50,9 @@ def describe_anchor(recipe: Recipe, options: Options) -> Step:
 
 
 def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
-    """Whether a stored anchor is what this recipe would make now, from the same files.
+    """True if a stored anchor is what this recipe would make now, from the same files.
 
-    One whose coefficients were found first never is: finding them again takes the kept scores.
+    False for an anchor whose coefficients are searched: the search runs again on cached scores.
     """
     if recipe.search is not None or recipe.guide is not None:
         return False
@@ -65,7 +65,7 @@ def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
 
 
 def _as_written(job: DenseJob, anchor: Path, provenance: Provenance, options: Options) -> bool:
-    """Whether weights, configuration and tokenizer are there, as they were written."""
+    """True if weights, configuration and tokenizer exist and have their recorded digests."""
     written = {
         name: digest
         for name, digest in provenance.outputs.items()

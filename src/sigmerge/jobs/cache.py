@@ -1,4 +1,4 @@
-"""`sigmerge cache`: what is kept between runs, whether it is whole, and its removal."""
+"""`sigmerge cache`: list, verify and remove what is cached between runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @dataclass(frozen=True)
 class CacheListing:
-    """Entries of the cache: `removed` says whether they are gone now."""
+    """Entries of the cache; `removed` is True if they were removed."""
 
     roots: tuple[Path, ...]
     entries: tuple[Listed, ...]
@@ -70,7 +70,7 @@ def listing(pools: Sequence[Path] = (), *, verify: bool = False) -> CacheListing
 
 
 def _stand_ins(verify: bool = False) -> Iterator[Listed]:
-    """Copies of remote folders: headers and small files, or all of one that was loaded."""
+    """Local copies of remote folders: headers and small files, or complete if loaded."""
     for place, url in stand_ins().items():
         files = tuple(file for file in place.rglob("*") if file.is_file())
         record = place / STAND_IN_RECORD
@@ -83,7 +83,7 @@ def _stand_ins(verify: bool = False) -> Iterator[Listed]:
 
 
 def _digests(found: Sequence[Path], verify: bool = False) -> Iterator[Listed]:
-    """All notes of digests as one entry: there is one of every file that was read."""
+    """All cached digests as one entry: there is one note for every file that was read."""
     if found:
         times = [note.stat().st_mtime for note in found]
         size = sum(note.stat().st_size for note in found)
@@ -104,9 +104,9 @@ def _dropped(entries: Iterable[Listed]) -> tuple[Listed, ...]:
 def prune(
     pools: Sequence[Path] = (), *, older_than: str | None = None, larger_than: str | None = None
 ) -> CacheListing:
-    """Remove entries that were not used for so long, or are larger; of both, what both hold for.
+    """Remove entries that exceed the given age or size; with both limits, those that exceed both.
 
-    Damaged ones always go, and notes of files that are gone or others now.
+    Damaged entries, and notes of files that are gone or have changed, are always removed.
     """
     age, most = _seconds(older_than), parse_size(larger_than) if larger_than else None
     if age is None and most is None:

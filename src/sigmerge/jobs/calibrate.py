@@ -1,4 +1,4 @@
-"""`repair: calibrate:`: the repair of an anchor is chosen by what its candidates score.
+"""`repair: calibrate:`: chooses the repair of an anchor by the scores of candidates.
 
 Candidates are decided repairs of the stored anchor, or of the same merge at a lower level. They are
 stored in a hidden folder beside the result where they must be. Their scores are kept

@@ -1,8 +1,8 @@
-"""Evaluation calls: candidates that a strategy proposes are made and scored.
+"""Evaluation calls: merges and scores the candidates that a strategy proposes.
 
-A tuning, a guide: section and a calibrate: section spend their calls here. A strategy proposes the
-same after the same answers, and the score of every candidate is kept: an interrupted run is
-continued by running it again, and a longer one costs only the calls that it adds.
+Tuning, guide: and calibrate: spend their calls here. A strategy is deterministic given the answers,
+and every score is cached: running an interrupted job again continues it, and a longer budget costs
+only the added calls.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Calls:
 
     @property
     def replayed(self) -> int:
-        """Calls whose scores were kept."""
+        """Number of calls whose scores came from the cache."""
         return sum(answered.found for answered in self.found)
 
     def ask(self, proposals: Sequence[Proposal]) -> list[Answer]:
@@ -109,7 +109,7 @@ class Calls:
     def write(
         self, file: Path, about: Mapping[str, Any], experts: Mapping[str, Answered] | None = None
     ) -> None:
-        """Write what was called, and what it got, a line each. Nothing reads it again."""
+        """Write one line for each call and its scores, for people: nothing reads it again."""
         lines = [dict(about)]
         lines += [
             {"expert": name, "scores": each.scores, "answers": each.worth}
@@ -130,7 +130,7 @@ class Calls:
     def _measured(
         self, team: Workers, recipes: Sequence[Mapping[str, Any]], first: int, *, apart: bool
     ) -> Iterator[Answered]:
-        """What candidates score, in order: by threads, or by tasks of a cluster if they may be."""
+        """Scores of candidates in order, computed by threads or by tasks of a cluster."""
         cluster = self.options.cluster
         if cluster is None or not apart:
             yield from team.map(self.measure.candidate, recipes)
@@ -211,7 +211,7 @@ def decided_section(proposal: Proposal, domains: Sequence[str], seed: int) -> di
 
 
 def _identity(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a candidate's recipe identifies it; paths are the inputs' business."""
+    """The part of a candidate's recipe that identifies it; paths are covered by the inputs."""
     models = recipe["models"]
     return {
         "anchor": recipe["merge_method"],

@@ -64,14 +64,14 @@ class Measure(Protocol):
 
     @property
     def items(self) -> dict[str, int]:
-        """Items of every domain, as far as they are known."""
+        """Number of items of each domain, where it is known."""
 
     @property
     def side_by_side(self) -> bool:
         """Whether several candidates may be scored at a time."""
 
     def by(self) -> ScoredBy | None:
-        """What decides the scores of a candidate besides its recipe; None: nothing names it."""
+        """What decides the scores besides the recipe; None if it cannot be identified."""
 
     def recipe(self, recipe: Mapping[str, Any]) -> Answered:
         """Make a candidate and score it."""
@@ -83,9 +83,9 @@ class Measure(Protocol):
 
 
 class KeptMeasure:
-    """A measure whose scores of candidates are kept: by what makes them, and by all that scores.
+    """A measure whose scores are cached under everything that makes and scores a candidate.
 
-    `looks` grows by one whenever a candidate or a checkpoint is scored, or its score is found.
+    `looks` gets an item whenever a candidate or a checkpoint is scored, or found in the cache.
     """
 
     def __init__(self, measure: Measure) -> None:
@@ -113,7 +113,7 @@ class KeptMeasure:
         return None if entry is None else self._looked(Answered.of(entry), Meter())
 
     def put(self, recipe: Mapping[str, Any], found: Answered) -> Answered:
-        """Keep the scores of a candidate that were had elsewhere."""
+        """Cache the scores of a candidate that were computed elsewhere."""
         return self._got(recipe, lambda: found)
 
     def _got(self, recipe: Mapping[str, Any], score: Callable[[], Answered]) -> Answered:
@@ -159,7 +159,7 @@ class CandidateOf(NamedTuple):
 
 
 def candidate_of(recipe: Mapping[str, Any], pool: PoolMembers, options: Options) -> CandidateOf:
-    """What a recipe of a pool makes, without making it. Files are known by their content."""
+    """Identifies the result of a recipe without computing it; files count by their content."""
     plain, loaded = without_repair(recipe), load_recipe(recipe)
     files: dict[str, Mapping[str, Path]] = {}
     places = {_written(each): f"member {name}" for name, each in pool.members.items()}
@@ -201,7 +201,7 @@ def same_files(recipe: Recipe, pool: PoolMembers) -> SameInputs:
 
 
 class SameInputs:
-    """The files that calls are made of: they stay the same from the first call to the last."""
+    """The input files of all calls, which must not change from the first call to the last."""
 
     def __init__(self, files: Inputs) -> None:
         self._files, self._before = files, files.digests()
@@ -212,7 +212,7 @@ class SameInputs:
         return content_key([self._before])
 
     def check_same(self) -> None:
-        """Stop if one of them is another now: earlier calls were made of what it was."""
+        """Raise if one of them changed: earlier calls were made of its old content."""
         now = self._files.digests()
         for role, digest in self._before.items():
             if now[role] != digest:
@@ -230,7 +230,7 @@ def without_repair(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placed(value: Any, places: Mapping[str, str]) -> Any:
-    """A recipe in which the inputs have their roles for names, wherever they lie."""
+    """A recipe with the paths of its inputs replaced by their roles."""
     if isinstance(value, Mapping):
         return {key: _placed(each, places) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -404,7 +404,7 @@ class MemoryMeasure:
 
 
 def scored_by(scorer: CandidateScorer) -> ScoredBy | None:
-    """What decides what answers are worth besides the candidate; None: nothing names it."""
+    """What decides the scores besides the candidate; None if it cannot be identified."""
     declared = getattr(scorer, "by", None)
     return declared if isinstance(declared, ScoredBy) else scored_by_callable(scorer)
 
@@ -455,7 +455,7 @@ def _measure_of(
 
 
 def _fits_memory(evaluate: Mapping[str, Any], recipe: Recipe, options: Options) -> bool:
-    """Whether candidates need not be stored to be scored: torch scores them, and no command."""
+    """True if candidates can be scored in memory: by torch rather than by a command."""
     suite, _ = suite_and_how(evaluate, recipe.folder, options)
     plain = evaluate.get("backend", "hf") == "hf" and "splits" not in evaluate
     return plain and all(mark.in_memory for mark in suite.benchmarks.values())

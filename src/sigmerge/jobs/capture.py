@@ -1,4 +1,4 @@
-"""Captures: statistics of each expert on its own exemplars, for the operators that need them.
+"""Captures: statistics of each expert on its own exemplars, for operators that need them.
 
 They are kept beside the pool, or in a folder that the recipe or the command names. Their keys name
 contents only, so that statistics made on another machine are found under the same.

@@ -42,7 +42,7 @@ class DemoJob:
     calls: int = DEMO_CALLS
 
     def check(self) -> None:
-        """Refuse anything foreign, a finished demo unless overwritten, and a wrong tuning."""
+        """Raise for foreign files, a finished demo without overwrite, or wrong tuning settings."""
         require("The demo", demo=["torch", "transformers", "jinja2"])
         folder, overwrite = self.out, self.options.overwrite
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
@@ -62,7 +62,7 @@ class DemoJob:
             self._tuning.check()
 
     def describe(self) -> Description:
-        """The steps of every run; those that an interrupted demo finished are left out."""
+        """The steps of every run that an interrupted demo has not finished."""
         self.check()
         found = [self._job(name).describe() for name in DEMO_ANCHORS if self._kept(name) is None]
         if self.calls and self._tuned() is None:
@@ -86,7 +86,7 @@ class DemoJob:
         )
 
     def _record(self, name: str) -> RunRecord:
-        """The run of a shipped recipe; one that an interrupted demo finished is not done again."""
+        """Run a shipped recipe, unless an interrupted demo finished it."""
         return self._kept(name) or self._job(name).run()
 
     def _kept(self, name: str) -> RunRecord | None:
@@ -114,7 +114,7 @@ def _shipped(name: str) -> Recipe:
 
 
 def _finished(folder: Path, recipe: Recipe) -> RunRecord | None:
-    """The record of a finished run of this recipe in the folder."""
+    """The record of a finished run of this recipe in the folder, or None."""
     try:
         record = read_sealed(RunRecord, folder / RUN, OutputError)
         text = (folder / "repaired" / RECORDS_FOLDER / RECIPE).read_text(encoding="utf-8")

@@ -68,9 +68,9 @@ SOLVED_THERE = (
     "matrices are solved on the GPU in float64; its weights may differ from the processor's by a "
     "millionth of the largest of their tensor"
 )
-"""What a merge notes that solves there; docs/results/gpu.md has the test."""
+"""The note of a merge that solves on a GPU; docs/results/gpu.md has the test."""
 MERGED_HERE = "the GPU has no program for its formula: it may count and add, the processor merges"
-"""What a merge notes where --device says less than it seems to."""
+"""The note of a merge whose operator has no GPU program."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class DenseJob:
     exemplars: Mapping[str, int] = field(default_factory=dict)
     """How many each expert is shown, where the operator reads data."""
     to_capture: Mapping[str, int] = field(default_factory=dict)
-    """Experts whose statistics are missing: a bound on the memory that capturing them takes."""
+    """Experts whose statistics are missing, each with a bound on the memory of its capture."""
     solved_on: str = "cpu"
-    """The device of operators that solve, whose last bits are its own."""
+    """The device on which operators solve; their last bits depend on it."""
     statistics_keys: Mapping[str, str] = field(default_factory=dict)
-    """Of each expert, what its statistics are kept under."""
+    """The cache key of each expert's statistics."""
     allow_nonfinite: bool = False
     statistics: StatisticsFolders | None = None
     """The captured statistics; set when the job runs."""
@@ -103,8 +103,8 @@ class DenseJob:
     def fingerprint(self) -> str:
         """Identifies the job: equal for runs that end in the same files.
 
-        A partial result is continued, and a stored anchor is current, where this is the same. What
-        the statistics say of a site is left out: their keys are there, and they may not be.
+        A partial result is resumed, and a stored anchor is current, if this is equal. Statistics
+        count by their keys, since they may not be loaded.
         """
         recipe = self.recipe
         sites = {n: replace(s, measured="", transposed=False) for n, s in self.sites.items()}
@@ -132,7 +132,7 @@ class DenseJob:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def bytes_in(self) -> int:
-        """Bytes one pass over the merged tensors reads."""
+        """Bytes that one pass over the merged tensors reads."""
         return sum(
             member.tensors[name].nbytes
             for member in self.members.values()
@@ -141,9 +141,9 @@ class DenseJob:
         )
 
     def peak_memory(self, threads: int) -> int:
-        """A bound on resident memory: it depends on experts and threads, not on the depth.
+        """A bound on resident memory, which depends on experts and threads, not on the depth.
 
-        Operators that solve hold a whole tensor of every expert, and what they make of it.
+        Operators that solve hold a whole tensor of every expert, and intermediate matrices.
         """
         experts = len(self.pool.experts)
         scratch = (experts + 4) * TILE * 4
@@ -249,7 +249,7 @@ def _dtype(job: DenseJob) -> str | None:
 
 
 def with_statistics(job: DenseJob, options: Options) -> DenseJob:
-    """The job with the statistics that its operator needs, captured now or earlier."""
+    """The job with the statistics that its operator needs, captured now or taken from the cache."""
     from sigmerge.checkpoints.statistics import StatisticsFolders
     from sigmerge.jobs import capture
 
@@ -365,7 +365,7 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> MergePlan
 
 
 def merge_into(job: DenseJob, sink: Sink, options: Options) -> None:
-    """Merge all blocks into memory: no record is written, and no input is hashed."""
+    """Merge all blocks in memory; writes no record and hashes no input."""
     if job.operator.needs:
         job = with_statistics(job, options)
     with (
@@ -378,7 +378,7 @@ def merge_into(job: DenseJob, sink: Sink, options: Options) -> None:
 def merge_blocks(
     job: DenseJob, source: PoolSource, workers: Workers, output: Sink, options: Options
 ) -> None:
-    """Merge block by block what `output` does not have yet."""
+    """Merge the blocks that `output` does not have yet."""
     operator, pool = job.operator, job.pool
     left = [block for block in pool.blocks() if block[0] not in output.done]
     todo = job.layout.in_turn(left, itemgetter(1), in_order=source.in_order)
@@ -402,9 +402,9 @@ def merge_blocks(
 def _stream(
     job: DenseJob, source: PoolSource, workers: Workers, options: Options, *, written: bool
 ) -> Stream:
-    """The job's blocks, to be passed over by the threads of this process or by a cluster.
+    """A stream over the job's blocks, on threads of this process or on a cluster.
 
-    Chunks are longer only where results are `written` as they are made, and take no memory.
+    Chunks are long only if results are `written` immediately, without a buffer in memory.
     """
     named = [[n for n in names if n in job.sites] for _, names in job.pool.blocks()]
     blocks = [[job.sites[name] for name in names] for names in named]

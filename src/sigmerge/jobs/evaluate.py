@@ -19,7 +19,7 @@ from sigmerge.files.safe_open import is_regular
 from sigmerge.jobs.steps import Description, EvaluateStep
 
 FIRST_ANSWER = b'{"benchmark": '
-"""What every line of answers begins with."""
+"""The beginning of every line of a file of answers."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class EvaluateJob:
     out: Path | None = None
 
     def describe(self) -> Description:
-        """Items, tokens and what is kept already; the model is not loaded."""
+        """Items, tokens and cached answers; the model is not loaded."""
         from sigmerge.evaluation.run import describe
 
         self._check_files()
@@ -58,7 +58,7 @@ class EvaluateJob:
         return result
 
     def _check_files(self) -> list[tuple[str, Path]]:
-        """The files to write, by the flag that names each."""
+        """Check the files to write, each under the flag that names it."""
         named = (("--out", self.out), ("--answers", self.how.answers))
         files = [(flag, file) for flag, file in named if file is not None]
         for flag, file in files:
@@ -71,7 +71,7 @@ class EvaluateJob:
 
 
 def _require_writable(flag: str, file: Path) -> None:
-    """OutputError if the result could not be written after hours of work. Makes no folder."""
+    """Raise OutputError now if the result could not be written later. Creates no folder."""
     place = next(folder for folder in file.absolute().parents if folder.exists())
     if file.is_dir() or not place.is_dir() or not os.access(place, os.W_OK):
         why = "it is a folder" if file.is_dir() else f"{place} is no folder that can be written to"
@@ -79,7 +79,7 @@ def _require_writable(flag: str, file: Path) -> None:
 
 
 def _is_older(flag: str, file: Path) -> bool:
-    """Whether an earlier evaluation wrote the file. What is empty is nobody's."""
+    """True if an earlier evaluation wrote the file, or it is empty."""
     if not is_regular(file) or not file.stat().st_size:
         return is_regular(file)
     if flag == "--answers":

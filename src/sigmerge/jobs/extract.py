@@ -1,4 +1,4 @@
-"""`sigmerge extract`: what a model learnt beyond its base, as a LoRA adapter in PEFT's format."""
+"""`sigmerge extract`: the difference of a model and its base as a LoRA adapter in PEFT's format."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ADAPTER: ResultKind = "an adapter"
 
 @dataclass
 class _Found:
-    """What goes into the adapter, by the names that the model has; and what does not fit."""
+    """The parts of the adapter, by the model's names; and what no adapter can hold."""
 
     factors: dict[str, LowRank] = field(default_factory=dict)
     biases: dict[str, Array] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class ExtractJob:
 
     @property
     def _most(self) -> int | None:
-        """The largest rank: what is said, else 16 unless an energy decides it."""
+        """The maximum rank: the given one, else 16 unless `energy` decides it."""
         return 16 if self.rank is None and self.energy is None else self.rank
 
     def check(self) -> PoolMembers:
@@ -229,7 +229,7 @@ class ExtractJob:
 
 
 def _apart(base: Checkpoint, model: Checkpoint) -> str:
-    """Why no adapter leads from the base to the model, where a user can do something about it."""
+    """Why no adapter can turn the base into the model, and what to do; empty if one may."""
     if model.config.get("architectures") != base.config.get("architectures"):
         return ""
     if model.stack.depth != base.stack.depth:

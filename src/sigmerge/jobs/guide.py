@@ -70,7 +70,7 @@ class GuideJob:
         return self.recipe.repair.reference if self.recipe.repair else "strongest"
 
     def measure(self, work: Path) -> KeptMeasure:
-        """What scores candidates; they are stored in `work` where they must be."""
+        """The measure of candidates, which are stored in `work` if it needs folders."""
         own = {"command": self.section.command, "evaluate": self.section.evaluate}
         given = {key: value for key, value in own.items() if value is not None}
         recipe = self.recipe

@@ -1,4 +1,4 @@
-"""`sigmerge inspect`, `diff` and `init`: what checkpoints are, how they differ; a first recipe."""
+"""`sigmerge inspect`, `diff`, `init`: describe checkpoints, compare them, write a first recipe."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from sigmerge.recipe.schema import modeline
 from sigmerge.results import DifferingPart, Inspected, ModelDifference
 
 KEEP_A_PART = ("ties", "dare", "della", "breadcrumbs")
-"""In the names of methods that keep a part of every task vector."""
+"""Parts of the names of methods that keep a part of every task vector."""
 COMPARED_AT_ONCE = 1 << 20
 """Coordinates that are compared at a time."""
 
 
 def inspect_checkpoints(folders: Sequence[Path], options: Options) -> Inspected:
-    """What headers and texts of a checkpoint, or of model+adapter, say. Reads no tensor.
+    """Describe checkpoints, or model+adapter, from their headers and configurations.
 
-    Of others it says the same, and where their configurations compute something else than the
-    first's. A folder with reference/ and experts stands for all of them.
+    Reads no tensor. Also reports where the configurations of further checkpoints compute something
+    else than the first one's. A folder with reference/ and experts stands for all its members.
     """
     listed = [each for folder in folders for each in _members(folder)]
     opened = [open_checkpoint(each, allow_pickle=options.allow_pickle) for each in listed]
@@ -217,7 +217,7 @@ def write_recipe(pool: Path, file: Path, method: str, overwrite: bool) -> str:
 
 
 def _repair(pool: Path, place: Callable[[Path], str]) -> list[str]:
-    """The repair: section; lines of comment where nothing says what scores."""
+    """The repair: section; as comments if no source of scores is known."""
     lines = ["repair:"]
     if (pool / "probe.jsonl").is_file():
         lines.append(f"  probe: {place(pool / 'probe.jsonl')}")

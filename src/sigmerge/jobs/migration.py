@@ -1,4 +1,4 @@
-"""What a mergekit file gives here that mergekit 0.1.5 would not give: one line each."""
+"""Differences between mergekit 0.1.5 and sigmerge for a mergekit file, one line each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Change:
 
 
 def migration(file: Path, allow_pickle: bool = False) -> tuple[Change, ...]:
-    """What differs from mergekit, in the order of lines; the error of `merge` if that cannot run.
+    """The differences in order of lines, or the error that `merge` would raise.
 
     Of a file of several recipes, that of each, under its name.
     """

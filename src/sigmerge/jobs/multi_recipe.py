@@ -1,4 +1,4 @@
-"""A file of several recipes: each into a folder of its own, those that others need first."""
+"""A file of several recipes: each is merged into its own folder, dependencies first."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class SeveralJob:
         return Description(tuple(steps), self.options.threads)
 
     def _check(self) -> None:
-        """Read all recipes before the first is merged."""
+        """Parse all recipes before the first is merged."""
         found = several(self.file)
         with standing_in(found) as places:
             for given in found.values():
                 self._loaded(given, places)
 
     def _loaded(self, given: Mapping[str, Any], places: Mapping[str, Path]) -> Recipe:
-        """One of the recipes, with the folders of others that it merges."""
+        """Load one recipe, with the result folders of the recipes that it depends on."""
         recipe = load_recipe(
             with_folders(given, places),
             seed=self.seed,
@@ -60,7 +60,7 @@ class SeveralJob:
         return replace(recipe, files=(self.file, *recipe.files))
 
     def run(self) -> tuple[Merged, ...]:
-        """The results in the order in which they were made. Those that are there are kept."""
+        """Results in the order in which they were made; finished ones are not made again."""
         if url := url_of(self.out):
             raise OutputError(f"{url}: several recipes go into a local folder.")
         self._check()

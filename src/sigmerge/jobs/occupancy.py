@@ -1,4 +1,4 @@
-"""The repair's writing side: a plan in, a folder out. It decides nothing.
+"""Carries out the plan of a repair: reads a plan, writes a folder, decides nothing.
 
 Claim block by block, update, store (Algorithm 1, lines 10-18).
 """
@@ -65,7 +65,7 @@ memory."""
 FEW_THREADS = 4
 """Threads for which two blocks are enough. Of more, each so many have a block of their own."""
 MOST_BLOCKS = 8
-"""Blocks that are repaired at a time at most."""
+"""Maximum number of blocks that are repaired at a time."""
 WRITERS = 6
 """Threads that write a block at a time. It lies in one file, which takes one write at a time: more
 threads wait for one another, and have other blocks to claim meanwhile."""
@@ -74,7 +74,7 @@ OUTSIDE_LAYERS = "outside"
 COPIED = 1 << 22
 """Coordinates of what is only copied that one worker takes at a time."""
 Guard = Callable[[Path], GuardVerdict]
-"""Looks at a repaired folder before it is published, and decides whether the repair is kept."""
+"""Called with a repaired folder before it is published; decides whether the repair is kept."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class OccupancyJob:
     def fingerprint(self, options: Options) -> str:
         """Identifies the job: equal for runs that end in the same files.
 
-        Blocks that were finished without the check for NaN are not taken over by a run that checks.
+        A run that checks for NaN does not resume blocks that were finished without the check.
         """
         rounds = [[turn.order, turn.quota] for turn in self.rounds]
         content = [
@@ -152,7 +152,7 @@ def describe_occupancy(pool: PoolMembers, threads: int) -> RepairStep:
 
 
 def _formed(pool: PoolMembers, tensor: str) -> int:
-    """Coordinates of a tensor that are held in float32, being stored nowhere, of all experts."""
+    """Coordinates of lazy tensors of all experts, which are held in float32."""
     found = [member.tensors[tensor] for member in pool.members.values()]
     return sum(one.size for one in found if isinstance(one, FormedTensor))
 
@@ -224,7 +224,7 @@ def _scored(plan: RepairPlan) -> list[str]:
 
 
 def _lasting(inputs: tuple[InputFile, ...], plan: RepairPlan) -> tuple[InputFile, ...]:
-    """The inputs that are still there afterwards: an anchor that is not kept is left out."""
+    """The inputs that remain afterwards: without an anchor that is removed."""
     return tuple(one for one in inputs if one.member != "anchor" or plan.anchor.path is not None)
 
 
@@ -416,7 +416,7 @@ def _write_layer(
     output: Sink,
     loops: Any = compiled,
 ) -> list[dict[str, Any]]:
-    """Claims and updates of one layer, all rounds; what every round claimed."""
+    """Claim and update one layer in all rounds; returns the claims of each round."""
     names = [site.tensor for site in sites]
     for one in (source, anchor):
         one.hold(names, workers.map)
@@ -454,7 +454,7 @@ def _write_layer(
 
 
 def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, output: Sink) -> None:
-    """Everything the repair does not touch is the anchor's, byte for byte."""
+    """Copy everything outside the layers from the anchor, byte for byte."""
     if OUTSIDE_LAYERS in output.done:
         return
     inside = {site.tensor for block in block_sites(job.pool) for site in block}

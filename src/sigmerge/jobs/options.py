@@ -23,12 +23,12 @@ class Options:
 
     threads: int = field(default_factory=default_threads)
     max_shard_size: str | None = None
-    """Of the largest weight file; None: by the size of the model."""
+    """Maximum shard size; None chooses one from the model's size."""
     overwrite: bool = False
     allow_pickle: bool = False
     """Whether weights in pickle files are read (weights-only)."""
     allow_nonfinite: bool = False
-    """Whether NaN and infinity in inputs pass."""
+    """Accept NaN and infinity in inputs."""
     trust_remote_code: bool = False
     """Whether a checkpoint's own Python code may run to load it."""
     durable: bool = True
@@ -42,7 +42,7 @@ class Options:
     engine: Literal["local", "ray"] = "local"
     """What runs the blocks of a job: threads of this process, or tasks of a Ray cluster."""
     address: str | None = None
-    """Of the Ray cluster, HOST:PORT or auto; None: one on this machine."""
+    """Address of the Ray cluster, HOST:PORT or auto; None starts one on this machine."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -65,14 +65,14 @@ class Options:
 
     @property
     def in_a_task(self) -> Options:
-        """The same in a task of the cluster: there is none inside it, and nobody to report to."""
+        """A copy for use inside a Ray task: local engine, no progress output."""
         threads = self.threads if self.engine == "local" else min(self.threads, CORES)
         here = {"engine": "local", "address": None, "progress": silent, "threads": threads}
         return _TaskOptions(**{**vars(self), **here})
 
     @property
     def engine_name(self) -> str:
-        """What ran the job, for its record."""
+        """Name of the engine, for the record."""
         cluster = self.cluster
         where = f"local, {self.threads} threads" if cluster is None else cluster.name
         return where if self.device == "cpu" else f"{where}, {self.device}"
@@ -84,24 +84,24 @@ class Options:
         return self.threads if self.device == "cpu" else self.threads - self.threads // 4
 
     def gpu(self) -> Gpu | None:
-        """The GPU that passes over weights, if it is to be one."""
+        """The GPU that passes over weights, or None."""
         return open_gpu() if (open_gpu := self.open_gpu) else None
 
     @property
     def open_gpu(self) -> Callable[[], Gpu] | None:
-        """What opens the GPU, here or in a task; None if there is to be none."""
+        """A function that opens the GPU, here or in a task; None on the CPU."""
         return None if self.device == "cpu" else partial(_opened, self.device)
 
 
 class _TaskOptions(Options):
-    """Those of a task: its machine has what the driver's may lack."""
+    """Options inside a task: the checks of the driver's machine do not apply."""
 
     def __post_init__(self) -> None:
         pass
 
 
 def _check(device: str) -> None:
-    """Raise where this machine has no GPU, or lacks what passes over weights there."""
+    """Raise if this machine has no GPU, or Triton is not installed."""
     from sigmerge.probing.loading import checked_device
 
     require(f"--device {device}", gpu=["torch"])

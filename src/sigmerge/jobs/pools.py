@@ -78,7 +78,7 @@ def _said(pool: PoolMembers, options: Options) -> PoolMembers:
 
 
 def say_before(told: Sequence[str], options: Options, what: str = _APART) -> None:
-    """Say what configurations make of weights before a tensor is read; with `strict` refuse it."""
+    """Warn, before a tensor is read, where configurations differ; with `strict` raise."""
     if options.strict and told:
         raise PoolError(f"{what}, which --strict refuses:", told)
     for text in told:
@@ -86,9 +86,9 @@ def say_before(told: Sequence[str], options: Options, what: str = _APART) -> Non
 
 
 def check_loads(checkpoint: Checkpoint, config: Mapping[str, Any], options: Options) -> list[str]:
-    """Refuse a configuration by which transformers does not load a result with these tensors.
+    """Raise if transformers could not load a result with this configuration and these tensors.
 
-    Where it contradicts the weights and transformers cannot be asked, that is said and returned.
+    Returns a warning if they seem to contradict and transformers is not installed.
     """
     told = contradictions(checkpoint, config)
     shapes = tuple((name, tensor.shape) for name, tensor in checkpoint.tensors.items())
@@ -109,7 +109,7 @@ def check_loads(checkpoint: Checkpoint, config: Mapping[str, Any], options: Opti
 
 @lru_cache(maxsize=1)
 def _loading_problems(config: str, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Problems:
-    """What transformers misses; it is loaded where there is a doubt, and asked once by a search."""
+    """Problems of loading, found by transformers, which is imported only if there is a doubt."""
     from sigmerge.probing.expected import stored_problems
 
     return stored_problems(json.loads(config), dict(shapes))
@@ -214,7 +214,7 @@ def planned_slices(recipe: Recipe, pool: PoolMembers) -> tuple[PlanSlice, ...]:
 
 
 def require_whole(recipe: Recipe, pool: PoolMembers) -> None:
-    """Refuse a stack of slices: it has no weight per expert that could be moved."""
+    """Raise for a stack of slices: it has no single weight per expert."""
     if planned_slices(recipe, pool):
         raise RecipeError(
             "slices: the weights of whole models are tuned, not of layers; give them under models:"

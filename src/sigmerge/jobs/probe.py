@@ -22,7 +22,7 @@ from sigmerge.jobs.steps import Description, ProbeStep
 from sigmerge.records import Part
 
 COLUMNS = ("prompt", "query", "instruction", "inputs", "question")
-"""Where a record has its prompt, in the order in which they are looked for."""
+"""Columns that may hold the prompt, in order of preference."""
 TEMPLATE = "### Instruction:\n{prompt}\n\n### Response:\n"
 
 

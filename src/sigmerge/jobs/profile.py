@@ -1,6 +1,6 @@
-"""The profile of a pool: how contested every layer is, and the capacity that leaves it.
+"""The profile of a pool: the conflict of every layer, and its capacity.
 
-Measured once per pool, independent of any anchor, and kept beside the pool by content.
+It is measured once per pool, does not depend on the anchor, and is cached beside the pool.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def describe_profile(recipe: Recipe, pool: PoolMembers, options: Options) -> Pro
 
 
 def check_probe(recipe: Recipe, pool: PoolMembers, options: Options) -> list[str]:
-    """The prompts of a recipe's probe, which all members read alike; none without a probe."""
+    """The probe prompts, after checking that all members tokenize alike; empty without a probe."""
     if recipe.repair is None or recipe.repair.probe is None:
         return []
     checked_device(_device(recipe))
@@ -110,7 +110,7 @@ def check_probe(recipe: Recipe, pool: PoolMembers, options: Options) -> list[str
 def measure_profile(
     recipe: Recipe, pool: PoolMembers, options: Options, *, again: bool = False
 ) -> MeasuredViews:
-    """The views of a pool. What was kept of an earlier pass is taken, unless it is made `again`."""
+    """Measure the views of a pool, from the cache unless `again` is set."""
     _ = options.cluster  # one that lacks something says so before anything is hashed
     coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
     views = _weight_views(pool, options, again)
@@ -185,7 +185,7 @@ def probe_prompts(file: Path) -> list[str]:
 
 
 def _own_layers(pool: PoolMembers, expert: Checkpoint) -> list[int]:
-    """Which of an expert's own layers each layer of the pool is: another one in a stack of slices.
+    """The index in the expert of each layer of the pool: they differ in a stack of slices.
 
     A probe runs the expert as it is.
     """

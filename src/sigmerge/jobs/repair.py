@@ -1,4 +1,4 @@
-"""The repair: scores and profile become a plan, the plan a folder (Algorithm 1).
+"""The repair (Algorithm 1): plans it from scores and profile, and writes the result.
 
 The anchor is a stored checkpoint, ours or another tool's. Everything decided before the first byte
 is written stands in plan.json, from which the same repair can be made again.
@@ -164,7 +164,7 @@ class RepairJob:
         return run_occupancy(plan, pool, stored, text, self.out, self.options, meter, guard)
 
     def _text(self, plan: RepairPlan, pool: PoolMembers, stored: Checkpoint) -> str:
-        """The recipe that is recorded: after guide:, one that makes the result without scores."""
+        """The recipe for the record: after guide:, one that gives the result without scores."""
         if self.recipe.guide is None or not self.made:
             return self.recipe.text
         file = stored.path / RECORDS_FOLDER / RECIPE

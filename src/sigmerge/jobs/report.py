@@ -40,7 +40,7 @@ OUTPUTS = (
     PAGE,
     *(f"{part}/{RECORDS_FOLDER}/{PROVENANCE}" for part in ("anchor", "repaired")),
 )
-"""What the record of a run has the digests of."""
+"""Files whose digests the record of a run holds."""
 _Run = TypeVar("_Run", bound=RunRecord)
 
 
@@ -132,7 +132,7 @@ def finish_run(folder: Path, record: _Run) -> _Run:
 
 
 def changed_files(folder: Path, record: RunRecord) -> list[str]:
-    """Files of a run that are not those that it wrote."""
+    """Files of a run that were changed after it wrote them."""
     return [
         name
         for name, digest in record.outputs.items()
@@ -161,4 +161,4 @@ PAGES = {
     TUNING_RESULT: _tuning_page,
     f"{RECORDS_FOLDER}/{PLAN}": _merge_page,
 }
-"""By the record that tells what a folder is, what writes its page."""
+"""The writer of a page, by the record that identifies the folder."""

@@ -1,4 +1,4 @@
-"""Where domain scores come from, and which of them are kept.
+"""Sources of domain scores, and their cache.
 
 A score is a fraction per domain. Sources: a JSON file, result files of lm-evaluation-harness, a
 command that prints JSON, a suite, or a Python callable. Scores of a command and of a callable are
@@ -74,7 +74,7 @@ class MeasuredScores:
     metrics: tuple[MetricScore, ...] = ()
     seconds: float = 0.0
     items: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    """By domain and benchmark, the items' own scores, where they are known."""
+    """Item scores by domain and benchmark, where they are known."""
 
     @property
     def answered(self) -> Answered:
@@ -87,10 +87,10 @@ class MeasuredScores:
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a checkpoint: what measuring it took, and how long this look had to wait.
+    """One evaluation of a checkpoint: the cost of measuring, and the time that this run waited.
 
-    `seconds` are of the measurement, whenever that was. `items` is how many were answered; None:
-    those of the split.
+    `seconds` is the duration of the measurement, which may have been made earlier. `items` is how
+    many were answered; None means all of the split.
     """
 
     seconds: float
@@ -99,15 +99,15 @@ class Look:
 
 
 Worths = dict[str, list[float]]
-"""Benchmark -> what the answer to every item is worth, 0 to 1."""
+"""Benchmark -> the value of each item's answer, 0 to 1."""
 BY = "by/"
-"""How the roles of files begin that score, and that a command may write itself."""
+"""Prefix of the roles of files that a command reads, and may write itself."""
 
 
 class Answered(NamedTuple):
-    """Domain scores, and what single answers are worth where they are known.
+    """Domain scores, and item scores where they are known.
 
-    `seconds` is what scoring took, whenever that was. `found`: it was kept already.
+    `seconds` is what scoring took, now or earlier. `found`: the scores came from the cache.
     """
 
     scores: dict[str, float]
@@ -116,7 +116,7 @@ class Answered(NamedTuple):
     found: bool = False
 
     def to_keep(self, usable: bool) -> Any:
-        """The value of an entry; scores of no use are not kept: what scores may be mended."""
+        """The value of a cache entry; invalid scores are not cached: a scorer may be mended."""
         value = {"scores": self.scores, "worth": self.worth, "seconds": self.seconds}
         return value if usable else NotToKeep(value)
 
@@ -132,7 +132,7 @@ def kept_score(
     usable: Callable[[Answered], bool],
     allow_pickle: bool,
 ) -> Answered:
-    """What a checkpoint scores: kept, or asked of a folder of links to its declared files."""
+    """Scores of a checkpoint: from the cache, or measured on a folder of links to its files."""
     checkpoint = open_checkpoint(folder, allow_pickle=allow_pickle)
     wanted = Derivation(
         "score",
@@ -210,7 +210,7 @@ def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
 
 
 def _measured(found: Mapping[Any, Any], meter: Meter) -> MeasuredScores:
-    """Scores by domain: fractions, or means of what the answers to items are worth."""
+    """Scores by domain: fractions, or means of item scores."""
     worth = {
         str(domain): [float(each) for each in value]
         for domain, value in found.items()
@@ -226,7 +226,7 @@ def _measured(found: Mapping[Any, Any], meter: Meter) -> MeasuredScores:
 
 
 def scored_by_callable(score: Callable[..., Any]) -> ScoredBy | None:
-    """What decides the scores of a user's callable; None if nothing describes it."""
+    """What decides the scores of a user's callable; None if it has no digest."""
     key = callable_key(score)
     files = {str(number): file for number, file in enumerate(callable_files(score))}
     return None if key is None else ScoredBy({"callable": key}, files)
@@ -505,7 +505,7 @@ def _noise(
     anchor: MeasuredScores,
     repaired: MeasuredScores | None = None,
 ) -> ScoreNoise | None:
-    """What the number of items leaves open; None where the items are not known."""
+    """The sampling error from the number of items; None if items are unknown."""
     if not anchor.items:
         return None
     gains = {

@@ -81,14 +81,14 @@ RESPONDENTS: tuple[tuple[str, dict[str, float]], ...] = (
     ("dare_ties", {"weight": 1.0, "density": 0.2}),
     ("dare_ties", {"weight": 1.0, "density": 0.5}),
 )
-"""Plain merges that answer all items too: endpoints alone are too few to fit item parameters."""
+"""Plain merges that also answer all items: the endpoints are too few to fit item parameters."""
 
 SEARCH_LOG, SEARCH_RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
 SEARCH_FOLDER = WorkFolder("search", (SEARCH_LOG, SEARCH_RESULT), (WINNER,), last=SEARCH_RESULT)
 ASKED_HOW = {"suite", "data", "hub", "judge", "allow_code_execution"}
-"""Keys of a `search:` section that the scorer stands for."""
+"""Keys of a `search:` section that a given scorer replaces."""
 LENGTH = {"calls", "generations"}
-"""Keys that say how long a search is."""
+"""Keys that decide the length of a search."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class SearchJob:
         return self.template.candidate(self.space, genotype, seed)
 
     def in_flight(self, threads: int) -> int:
-        """Candidates at a time: one a thread, if half of the free memory holds them; else fewer."""
+        """Candidates at a time: one per thread, as far as half of the free memory holds them."""
         fit = free_memory() // (2 * self.candidate_bytes)
         return max(1, min(threads, self.settings.population, fit))
 

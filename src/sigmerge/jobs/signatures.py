@@ -1,4 +1,4 @@
-"""Sums over the task vectors of each layer, kept: what the views of direction and sign are made of.
+"""Cached sums over the task vectors of each layer, from which the direction and sign views follow.
 
 The pass reads every weight once, on threads, a GPU or a cluster; all of them give the same sums.
 """
@@ -91,7 +91,7 @@ def _stream(
     workers: Workers,
     options: Options,
 ) -> Stream:
-    """The blocks, to be passed over by the threads of this process or by a cluster."""
+    """A stream over the blocks, on threads of this process or on a cluster."""
     if (cluster := options.cluster) is None:
         device = options.gpu()
         return Stream(blocks, source, workers, _granule, device=device, anywhere=lambda _: True)

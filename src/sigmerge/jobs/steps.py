@@ -1,4 +1,4 @@
-"""What a dry run says of a job: its steps, each with what is known of it before it runs."""
+"""The steps of a dry run, each with its cost as far as it is known before it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Step:
         return None
 
     def facts(self) -> dict[str, Any]:
-        """What this kind of step says beside its cost."""
+        """Facts of this kind of step besides its cost."""
         cost = {field.name for field in fields(Step)}
         return {name: value for name, value in asdict(self).items() if name not in cost}
 

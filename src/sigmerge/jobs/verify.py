@@ -1,4 +1,4 @@
-"""`sigmerge verify`: whether a folder is what a run published, and whether checkpoints form a pool.
+"""`sigmerge verify`: checks a folder against its records, and whether checkpoints form a pool.
 
 `deep` computes some blocks of the result again from the inputs, by the recipe or, of a repair, by
 the plan, and compares bits.
@@ -120,7 +120,7 @@ class VerifyJob:
 
 
 def _with_record(report: Report, content: Mapping[str, Any]) -> Report:
-    """The report with what the provenance tells of itself."""
+    """The report, with findings about the provenance itself."""
     problems = []
     if not content.get("outputs"):
         problems.append(Finding("digests", PROVENANCE, "lists no digests of the result's files"))
@@ -145,7 +145,7 @@ def _of_anchor(provenance: Provenance, anchor: Path) -> Provenance:
 
 
 def _ended(folder: Path) -> Report:
-    """Whether a tuning or a search ended, and its record is what was written."""
+    """Check that a tuning or a search ended, and that its record is unchanged."""
     from sigmerge.jobs.search import SEARCH_RESULT
     from sigmerge.jobs.tune import TUNING_RESULT
 

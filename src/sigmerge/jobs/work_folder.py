@@ -1,4 +1,4 @@
-"""Folders that a job writes: which files in them are its own, and the hidden names beside them."""
+"""Output folders of jobs: which files belong to the job, and the hidden names beside them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from sigmerge.messages import reason
 from sigmerge.records import PROVENANCE, Provenance, read
 
 WINNER = "winner"
-"""What a tuning and a search call the merge that they end in."""
+"""Name of the final merge of a tuning or a search."""
 _UNFINISHED = (
     r"\.+{name}(\.\d+-\d+)?"
     r"(\.(search|guide|calibrate|candidate|anchor|level|old|partial|lock|cleared))+"
 )
-"""Names that an interrupted command leaves beside something of this name while it makes it."""
+"""Names that an interrupted command may leave beside its output."""
 
 
 def hidden(out: Path, purpose: str) -> Path:
@@ -64,7 +64,7 @@ def are_recorded(folder: Path, outputs: Mapping[str, str], threads: int) -> bool
 
 
 def is_whole(folder: Path, threads: int, added: Iterable[str] = ()) -> bool:
-    """Whether a result is there as it was written, and no other file is in it.
+    """True if a result is unchanged, and contains no other file.
 
     But for records that were `added`, or written again.
     """
@@ -105,7 +105,7 @@ def list_records(folder: Path, added: Iterable[str], threads: int) -> Provenance
 
 @contextmanager
 def alone(out: Path, overwrite: bool) -> Iterator[None]:
-    """Keep every other command from making a result, and the hidden folders beside it."""
+    """Lock a result and the hidden folders beside it against other commands."""
     with writing(out):
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with only_writer(hidden(out, "lock"), f"{address(out)}: another run is writing it."):
@@ -127,7 +127,7 @@ def remove_anchor(out: Path) -> None:
 
 
 def _nameless(folder: Path) -> Path:
-    """A folder that is to be removed, under a hidden name."""
+    """Rename a folder that is to be removed to a hidden name."""
     if folder.name.startswith("."):
         return folder
     aside = hidden(folder, "cleared")
