@@ -1,4 +1,4 @@
-"""Which folders are adapters, and what `model+adapter` names. Reads no weights."""
+"""Recognises adapter folders, and splits `model+adapter`. Reads no weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format: a model's tensors with the adapter's update, formed when read.
+"""LoRA adapters in PEFT's format: lazy tensors of a model with the adapter's update.
 
 The value of an entry is float32(w) + float32(s · Σ_k b_k a_k), the sum in float64 in the order of k
 (Hu et al. 2022). s is α/r, or α/√r (rsLoRA; Kalajdzievski 2023). With DoRA (Liu et al. 2024) every
@@ -37,7 +37,7 @@ NOT_READ = (
     "layer_replication", "trainable_token_indices", "target_parameters", "lora_bias", "use_qalora",
     "use_bdlora", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config",
 )  # fmt: skip
-"""Options of PEFT with which an adapter is more than s·BA."""
+"""Unsupported options of PEFT: with them an adapter is more than s·BA."""
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "default")
 """Values of init_lora_weights that leave the model's own weights as they are."""
 
@@ -98,7 +98,7 @@ class AdaptedTensor(FormedTensor):
 
 @dataclass
 class _Module:
-    """What an adapter stores for one module of the model."""
+    """The tensors of an adapter for one module of the model."""
 
     name: str
     pair: dict[str, Tensor] = field(default_factory=dict)
@@ -245,7 +245,7 @@ def adapted_tensors(
 def _lacking(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], changed: Collection[str]
 ) -> list[str]:
-    """Modules that an adapter is said to change, and does not. Only a list says which they are."""
+    """Modules in an adapter's list of targets for which it stores nothing."""
     targets = config.get("target_modules")
     if not isinstance(targets, list):
         return []
@@ -273,7 +273,7 @@ def _ends(name: str) -> Iterator[str]:
 
 
 def _is_meant(module: str, config: Mapping[str, Any]) -> bool:
-    """Whether a module whose name fits `target_modules` is meant by the other settings, too."""
+    """Whether the other settings also select a module whose name matches `target_modules`."""
     excluded, saved = config.get("exclude_modules") or [], config.get("modules_to_save") or []
     if isinstance(excluded, str):
         return False  # a pattern of names that transformers has, and the file may not
@@ -410,7 +410,7 @@ def _stack(module: str) -> str:
 
 
 def _shows_turned(module: _Module, weight: Tensor | None) -> bool:
-    """Whether a weight's shape shows that it is stored as (in, out)."""
+    """True if a weight's shape shows that it is stored as (in, out)."""
     if weight is None or len(module.pair) < 2 or module.embedding:
         return False
     sides = module.pair["B"].shape[0], module.pair["A"].shape[-1]
@@ -427,7 +427,7 @@ def _turned(module: _Module, weight: Tensor, turned: bool) -> bool:
 
 
 def _unfit(module: _Module, weight: Tensor, config: Mapping[str, Any], turned: bool) -> str | None:
-    """Why an update cannot be added to a weight."""
+    """The reason why an update cannot be added to a weight."""
     if len(module.pair) < 2:
         return "lora_A or lora_B is missing"
     a, b = module.pair["A"], module.pair["B"]
@@ -489,7 +489,7 @@ def _setting(config: Mapping[str, Any], patterns: str, module: str, default: Any
 
 
 def _takes(name: str, new: Tensor, old: Tensor) -> bool:
-    """Whether a weight can stand for another; embedding and head may have other vocabularies."""
+    """Whether a weight can replace another; embedding and head may have other vocabularies."""
     words = ("embed", "wte", "lm_head", "output")
     rows = any(word in name for word in words) and new.shape[1:] == old.shape[1:]
     return rows or new.shape == old.shape

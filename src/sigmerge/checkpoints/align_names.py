@@ -1,4 +1,4 @@
-"""Members of a pool under one set of names.
+"""Brings the members of a pool to one set of tensor names.
 
 Checkpoints of one model may store a tensor under the names of another version of transformers, the
 experts of a mixture joined or one by one, and besides weights what a model makes when it is loaded.
@@ -36,7 +36,7 @@ _OTHER_PARTS = tuple(
         (r"^model\.", "model.language_model."),
     )
 )
-"""What versions of transformers call otherwise: norms, routers, a model of text in another one."""
+"""Parts that versions of transformers name differently: norms, routers, nested text models."""
 _EMBEDDINGS = 8
 """More than a model has that others are tied to."""
 _JOINED = re.compile(r"(.+)\.mlp\.experts\.(gate_up_proj|down_proj)$")
@@ -48,7 +48,7 @@ _SINGLE = {
 
 
 def alike(members: Mapping[str, Checkpoint]) -> tuple[dict[str, Checkpoint], tuple[str, ...]]:
-    """The members under the names of the first, without what none needs; and a note of that."""
+    """The members with the first one's tensor names, without unneeded tensors; and a note."""
     stored = set().union(*(member.tensors for member in members.values()))
     found = {name: _one_by_one(member, stored) for name, member in members.items()}
     wanted = _kinds(next(iter(found.values())).tensors)
@@ -70,7 +70,7 @@ def _kinds(names: Iterable[str]) -> set[str]:
 
 
 def _one_by_one(member: Checkpoint, stored: Collection[str]) -> Checkpoint:
-    """The member with the experts of its mixtures apart, where another member stores them so."""
+    """The member with its mixtures' experts split, if another member stores them one by one."""
     tensors = dict(member.tensors)
     for name, tensor in member.tensors.items():
         apart = _apart(name, tensor, stored)
@@ -126,7 +126,7 @@ def _renamed(member: Checkpoint, wanted: set[str]) -> Checkpoint:
 
 
 def _called(kind: str, wanted: set[str], ends: Mapping[str, list[str]]) -> str:
-    """What the layout calls this kind of tensor, if one rule alone leads there; else its own.
+    """The layout's name of this kind of tensor, if exactly one rule applies; else its own.
 
     `ends` are the wanted kinds by what follows their first part, which either may lack.
     """
@@ -146,7 +146,7 @@ def _numbered(kind: str, name: str) -> str:
 
 
 def _spare(members: Sequence[Checkpoint]) -> list[str]:
-    """The kinds of tensors that not all members store and a model does without."""
+    """The kinds of tensors that some members lack and that no model needs."""
     every = [_kinds(member.tensors) for member in members]
     lonely = {kind for kinds in every for kind in kinds if not all(kind in o for o in every)}
     shared = set.intersection(*(set(member.tensors) for member in members))
@@ -163,7 +163,7 @@ def _spare(members: Sequence[Checkpoint]) -> list[str]:
 
 
 def _is_spare(member: Checkpoint, name: str, embeddings: Collection[str]) -> bool:
-    """Whether a model does without a tensor: it is computed, tied to another, or no part of it.
+    """True if a model does not need a tensor: it is computed, tied, or not part of the model.
 
     It may be tied to `embeddings`, or to the bias of the module that it lies in.
     """

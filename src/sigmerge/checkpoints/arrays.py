@@ -1,4 +1,4 @@
-"""Tensors in memory: a merge that is not stored, and a state dict that becomes a folder."""
+"""Tensors in memory: the sink of a merge without a folder, and state dicts as inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMPY = {
     "F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1",
     "U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
-"""The types that NumPy has too. It has no bfloat16 and no float8."""
+"""The stored types that NumPy has; it lacks bfloat16 and float8."""
 STORED_AS = {np.dtype(kind): name for name, kind in NUMPY.items()}
 TORCH = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
@@ -95,7 +95,7 @@ class Arrays:
 
 
 def is_torch(value: object) -> bool:
-    """Whether this is a torch tensor; torch is not imported for that."""
+    """Whether this is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ENCODERS = ("encoder", "vision", "visual", "image", "audio")
-"""What names of stacks say that read pictures, sound or the text to answer."""
+"""Parts of the names of encoder stacks: of pictures, sound, or the text to answer."""
 LONGEST_INDEX = 9
 """Digits of the largest block number."""
 

@@ -1,4 +1,4 @@
-"""Everything in an output folder that is not weights: configuration, tokenizer, card, records."""
+"""The files of an output folder besides weights: configuration, tokenizer, card, records."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ TOKENIZER = (
 )
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""What a configuration says about the tokenizer."""
+"""Keys of a configuration that belong to the tokenizer."""
 MOST_TOKENS = 1 << 22
-"""No tokenizer numbers its tokens higher; tables have an entry for every number."""
+"""Upper bound on token ids: tables have an entry for every id."""
 GENERATION = "generation_config.json"
 """Names the tokens that end a text, so it goes with the tokenizer."""
 CODE_FILES = ("*.py",)
@@ -174,7 +174,7 @@ def _hub_names(pool: PoolMembers) -> list[str]:
 def companion_files(folder: Path) -> list[Path]:
     """Every file of a checkpoint that can go into a result, or decides how it is read, but weights.
 
-    A link that leaves the folder, and what is no regular file, is refused.
+    Raises for non-regular files and for symlinks that point outside the folder.
     """
     return list(_matching(folder, ("config.json", INDEX, GENERATION, *CODE_FILES, *TOKENIZER)))
 
@@ -184,7 +184,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Refuse a tokenizer that would go into a result, and that a clone left out."""
+    """Raise for a tokenizer that is a Git LFS pointer: it would go into the result."""
     for file in tokenizer_files(folder):
         with open_regular(file, "a tokenizer", PoolError) as stream:
             if stream.read(len(POINTER)) == POINTER:
@@ -201,7 +201,7 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 def files_named(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     """What a folder holds under names that match a pattern, at most one folder deeper, sorted.
 
-    The folder is listed once for all patterns: planning asks for this again and again.
+    Lists the folder once for all patterns, as planning calls this often.
     """
     found: set[Path] = set()
     for home, own in groupby(sorted(patterns, key=dirname), dirname):

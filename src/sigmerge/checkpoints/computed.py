@@ -1,4 +1,4 @@
-"""What a configuration says of the computation that no shape of a weight shows.
+"""The settings of a configuration that change the computation but no shape of a weight.
 
 Rotary base and scaling, heads, activation, epsilon of norms, window, soft caps, multipliers: a
 result has one configuration, by which it uses the weights of all members. What some of them say
@@ -58,17 +58,17 @@ _IDLE = re.compile(
     "task_specific_params|prefix|tokenizer_class|pretraining_tp|chunk_size_feed_forward|name|"
     "bad_words_ids|license|languages?|tags|base_model\\w*|remove_invalid_values)$"
 )
-"""How a model was made, is trained, is fed and is run."""
+"""Keys without effect on the computation: origin, training, batching, generation."""
 _DECIDES = re.compile(
     "rope|rotary|theta|alibi|heads?(_dim)?$|(^|_)act(ivation)?(_fn|_function)?$|window|softcap|"
     "(^|_)eps(ilon)?$|clip|scal(e|ing)|multiplier|bucket|top_?k|experts_per_tok|model_base|n_group|"
     "qk_norm|parallel|residual|causal|position_embedding|attention_chunk_size|_limit$| of layer "
 )
-"""What decides the computation also where other members leave it out."""
+"""Keys that change the computation even if other members omit them."""
 UNUSED = object()
 """The value of an entry that no layer of a model reads."""
 _USUAL: Settings = {"rope_theta": 10000.0, "position_embedding_type": "absolute"}
-"""What the absence of an entry means, unless it is nothing, none or one."""
+"""Default values of omitted entries, except those of 0, None and 1."""
 _SAME_ACTIVATION = {
     "swish": "silu", "gelu_python": "gelu", "gelu_new": "gelu_pytorch_tanh",
     "gelu_fast": "gelu_pytorch_tanh",
@@ -92,14 +92,14 @@ def settings(config: Config) -> Settings:
 
 
 def decides(key: str, value: Any) -> bool:
-    """Whether an entry tells something of the computation by itself."""
+    """Whether an entry alone changes the computation."""
     return bool(_DECIDES.search(key)) and value is not UNUSED and not _is_usual("", value)
 
 
 def disagreements(
     members: Mapping[str, Config], taken: str | None, *, kinds: bool = True
 ) -> list[str]:
-    """What members say otherwise, each with the values; and that a result takes `taken`'s.
+    """One line for every setting that differs between members, with the values and whose is taken.
 
     Without `kinds` those of layers are not compared, nor other lists: a stack writes them out.
     """
@@ -143,7 +143,7 @@ def _told(key: str, values: Mapping[str, Any]) -> str:
 
 
 def _is_usual(key: str, value: Any) -> bool:
-    """Whether a value is what the absence of its entry means."""
+    """Whether a value is the default of its entry."""
     last = key.rpartition(".")[2]
     if last in _USUAL:
         return value in (None, _USUAL[last])

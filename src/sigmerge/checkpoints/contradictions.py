@@ -1,4 +1,4 @@
-"""What a configuration says of the weights otherwise than their names and shapes.
+"""Contradictions between a configuration and the names and shapes of the weights.
 
 Layers, vocabulary, widths, heads, experts, biases and the head of tokens. Some architectures have
 other sizes than their configuration names; so what is found here is suspected, and transformers
@@ -29,7 +29,7 @@ _NUMBERED = re.compile(r"\.experts\.(\d+)\.")
 
 
 def contradictions(checkpoint: Checkpoint, config: Config) -> list[str]:
-    """What a configuration says of a checkpoint's weights that they do not show."""
+    """One line for each contradiction of a checkpoint's configuration and weights."""
     configs = list(_within(config))
     found = [*_sizes(checkpoint, configs), *_attention(checkpoint, configs)]
     found += _biases(checkpoint, configs)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, as makers of kept things declare them (`sigmerge.kept`)."""
+"""The files of a checkpoint as inputs of derivations (`sigmerge.kept`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sigmerge.files.objects import address, remote_folder
 from sigmerge.kept import Given
 
 AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
-"""Besides weights and tokenizer: whatever libraries may read of a folder to build the model."""
+"""Files besides weights and tokenizer that libraries may read to build the model."""
 
 
 def checkpoint_files(checkpoint: Checkpoint) -> dict[str, Path]:
@@ -46,7 +46,7 @@ def weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
 
 
 def shown_folder(given: Given, prefix: str, checkpoint: Checkpoint) -> Path:
-    """A checkpoint as a library or a command is shown it: its declared files and nothing else.
+    """A folder of links to a checkpoint's declared files only, for a library or a command.
 
     Declared as `Inputs.of(PREFIX=checkpoint_files(checkpoint))`.
     """
@@ -60,7 +60,7 @@ def shown_folder(given: Given, prefix: str, checkpoint: Checkpoint) -> Path:
 
 @contextmanager
 def named(shown: Path, checkpoint: Checkpoint) -> Iterator[None]:
-    """Errors in this context name the checkpoint in place of the folder that was shown."""
+    """Errors in this context name the checkpoint instead of the folder of links."""
     try:
         yield
     except SigmergeError as error:
@@ -70,7 +70,7 @@ def named(shown: Path, checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def files_around(folder: Path) -> dict[str, Path]:
-    """The files of a folder beside the weights that decide what a model is and how it reads."""
+    """The files of a folder besides weights that define the model and its tokenizer."""
     files = {file for file in files_named(folder, AROUND) if file.is_file()}
     return {
         file.relative_to(folder).as_posix(): file for file in {*files, *companion_files(folder)}

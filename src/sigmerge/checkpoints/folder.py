@@ -1,4 +1,4 @@
-"""One checkpoint folder: its configuration and where every tensor lies. Reads headers only."""
+"""One checkpoint folder: its configuration and its tensors' positions. Reads headers only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "output.weight", "head.weigh
 EMBEDDING_MODULES = (
     "embed_tokens", "wte", "embed_in", "embeddings", "word_embeddings", "tok_embeddings", "shared",
 )  # fmt: skip
-"""How models call the embedding of their tokens; those of positions and types have other names."""
+"""Names of token embeddings; position and type embeddings have others."""
 HEADLESS = re.compile(
     "(Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|Regression|Retrieval|"
     "Encoder|RewardModel|(?<!LMHead)(?<!MT)Model)$"
@@ -90,11 +90,11 @@ class Checkpoint:
     files: tuple[Path, ...]
     adapter: Path | None = None
     pickles: Mapping[Path, InputIdentity] = field(default_factory=dict, kw_only=True)
-    """Of files that were converted from a user's pickles, what the pickle was."""
+    """The original pickle of each converted file."""
     config_version: Version = field(default=(), kw_only=True, compare=False, repr=False)
-    """Of config.json when it was read, on this machine; empty where nothing is known."""
+    """Version of config.json when it was read; empty for remote files."""
     notes: tuple[str, ...] = field(default=(), kw_only=True, compare=False, repr=False)
-    """What a user should know about how its tensors were brought together."""
+    """Notes for the user about how its tensors were put together."""
     stack: Stack = field(init=False)
 
     def given(self, file: Path) -> Path:
@@ -117,7 +117,7 @@ class Checkpoint:
 
     @property
     def title(self) -> str:
-        """What a reader calls it: its folder's name, or the model's on the hub for a snapshot."""
+        """Its name for people: the folder's, or the hub id of a snapshot."""
         folder = self.adapter or self.path
         return on_hub(folder) or folder.name
 
@@ -152,7 +152,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """Read configuration and headers of a folder or of `model+adapter`, or raise why not."""
+    """Read configuration and headers of a folder or of `model+adapter`."""
     model, adapter = split_adapter(path)
     opened = _open_folder(_existing_folder(model), allow_pickle)
     if adapter is None:
@@ -195,7 +195,7 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
 
 
 def parted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that says, for the models in it too, that the head is not the embedding."""
+    """A configuration, nested ones included, with untied head and embedding."""
     inner = {
         key: parted(value)
         for key, value in config.items()
@@ -205,7 +205,7 @@ def parted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tied_head(model: Checkpoint) -> str | None:
-    """What the head of a model is called that is its embedding, whether it is stored or not."""
+    """The name of a model's tied head, whether it is stored or not; None if it has none."""
     if not model.tied or model.embedding is None:
         return None
     copies = [model.head] if model.head else _masked_copies(model)
@@ -230,7 +230,7 @@ def _architecture(model: Checkpoint) -> str:
 
 
 def _check_parted(model: Checkpoint, embedding: Tensor, head: Tensor, untouched: bool) -> None:
-    """Refuse to part head and embedding where the model would compute something else then."""
+    """Raise if untying head and embedding would change what the model computes."""
     what = ""
     if _architecture(model).endswith("MaskedLM"):
         what = "a masked model"
@@ -361,7 +361,7 @@ def _refuse_quantised(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _refuse_other_floats(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Numbers that are neither merged nor plain buffers would silently stay the reference's."""
+    """Raise for float types that cannot be merged: they would silently stay the reference's."""
     other = [t for t in tensors.values() if t.dtype.startswith("F") and not t.floating]
     if other:
         raise PoolError(
@@ -393,7 +393,7 @@ def _weight_files(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
 
 
 def _indexed(folder: Path, name: str) -> list[Path]:
-    """The shards that an index names, which are all there."""
+    """The shards that an index names, all of which exist."""
     index = folder / name
     check_file(folder, index)
     files = [folder / _inside(index, shard) for shard in sorted(set(_weight_map(index).values()))]
@@ -431,7 +431,7 @@ def _other_weights(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
 
 
 def _no_shards(folder: Path, files: list[Path], index: str) -> None:
-    """Refuse shards without an index: nothing says that they are all there."""
+    """Raise for shards without an index: a missing one could not be noticed."""
     if parts := [file.name for file in files if _SHARD.search(file.stem)]:
         raise PoolError(
             f"{folder}: {parts[0]} is one of several shards, but there is no {index}; copy or "
@@ -461,7 +461,7 @@ def _inside(index: Path, name: str) -> PurePosixPath:
 
 
 def _check_index(index: Path, tensors: dict[str, Tensor]) -> None:
-    """Refuse shards that an index does not agree with; pickles are read under other names."""
+    """Raise if shards and index disagree; converted pickles have other file names."""
     promised, renamed = _weight_map(index), index.name == PICKLED_INDEX
     problems = [
         f"{name[:SHORT]}: promised in {file[:SHORT]}, not stored there"

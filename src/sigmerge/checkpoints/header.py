@@ -1,4 +1,4 @@
-"""The safetensors container: what lies where in a file, read from its header alone.
+"""The safetensors container: types, shapes and positions, read from the header alone.
 
 A file is eight bytes of header length, a JSON header, and one contiguous run of tensor bytes. We
 read it ourselves because tensors are then read, tiled and written in place without a copy.
@@ -64,7 +64,7 @@ class Tensor:
     begin: int
     end: int
     version: Version = field(default=(), kw_only=True, compare=False, repr=False)
-    """Of the file when its header was read, on this machine; empty where nothing is known."""
+    """Version of the file when its header was read; empty for remote files."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "version": ()}  # another machine may see other times and inodes
@@ -83,7 +83,7 @@ class Tensor:
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file; every way a header can lie is a PoolError."""
+    """The tensors of one safetensors file; an inconsistent header is a PoolError."""
     raw, total, version = _raw_header(file)
     try:
         entries = json.loads(raw, object_pairs_hook=_without_duplicates)
@@ -99,7 +99,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """The notes in the header of a sound file."""
+    """The metadata in the header of a valid file."""
     return dict(json.loads(_raw_header(file)[0]).get("__metadata__", {}))
 
 

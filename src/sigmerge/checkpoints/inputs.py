@@ -1,4 +1,4 @@
-"""The files that go into a result: what they were when a job began, and that they still are.
+"""The input files of a result: their identity when a job began, and the check that it stays.
 
     before = identify(files)           before the first tensor is read; costs no reading
     ...                                the job reads the files
@@ -28,7 +28,7 @@ from sigmerge.files.objects import address, remote_file
 
 
 def same_configuration(checkpoint: Checkpoint) -> None:
-    """Stop if a configuration is not the one that was read when its checkpoint was opened."""
+    """Raise if a configuration changed since its checkpoint was opened."""
     file, version = checkpoint.path / "config.json", checkpoint.config_version
     if version and (not file.exists() or version_of(file.stat()) != version):
         raise changed(address(file))
@@ -41,7 +41,7 @@ def digested(
     passed: Passed | None = None,
     known: Mapping[Path, str] | None = None,
 ) -> tuple[InputIdentity, ...]:
-    """The files with their digests; stops if one is not what it was before.
+    """The files with their digests; raises if one has changed.
 
     `passed` knows pieces of remote files, and `known` has what was hashed since `before`.
     """
@@ -54,7 +54,7 @@ def digested(
 
 
 def hashed_again(members: Iterable[Checkpoint]) -> tuple[str, ...]:
-    """What a dry run says of inputs that are hashed whatever is known of them, and why."""
+    """The note of a dry run about inputs that are always hashed, with the reason."""
     if is_rehashing():
         return ("--rehash: every input is hashed",)
     files = (file for member in members for file in member.files if remote_file(file) is None)
@@ -65,7 +65,7 @@ def hashed_again(members: Iterable[Checkpoint]) -> tuple[str, ...]:
 
 
 def fingerprint(members: Mapping[str, Checkpoint], others: Iterable[Path] = ()) -> dict[str, Any]:
-    """What an interrupted job was made from, as plain content.
+    """The inputs of a job as plain content, by which an interrupted one is recognised.
 
     Weights are known by their identity, and all other files by their content: a file that is
     written again with the same content is the same.

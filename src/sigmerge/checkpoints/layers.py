@@ -1,4 +1,4 @@
-"""What an adapter of PEFT can hold of a model: matrices by an update, small modules whole."""
+"""The layers of a model as PEFT adapters see them: updates of matrices, small modules whole."""
 
 from __future__ import annotations
 

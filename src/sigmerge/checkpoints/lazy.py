@@ -1,4 +1,4 @@
-"""Tensors that are stored nowhere: their values are formed of stored ones where they are read."""
+"""Lazy tensors: their values are computed from stored ones when they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Values(Protocol):
     """Reads float32 values of tensors, stored or formed."""
 
     kept: dict[Tensor, Array]
-    """What takes a pass over a whole tensor, and is needed for every piece of it."""
+    """Cached results of a pass over a whole tensor that every piece of it needs."""
 
     def __call__(self, tensor: Tensor, start: int, stop: int) -> Array: ...
 
@@ -29,17 +29,17 @@ class FormedTensor(Tensor):
     """
 
     def made_of(self, start: int, stop: int) -> list[TensorRun]:
-        """What is read for the elements [start, stop)."""
+        """The stored elements that are read for the elements [start, stop)."""
         raise NotImplementedError
 
     def form(self, values: Values, start: int, out: Array) -> None:
-        """Fill `out` with the values from `start` on: the same, in whatever pieces it is done."""
+        """Fill `out` with the values from `start` on; independent of how a tensor is cut."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class RetypedTensor(FormedTensor):
-    """A stored tensor in the place of one of another type."""
+    """A stored tensor that stands for one of another type."""
 
     stored: Tensor
 

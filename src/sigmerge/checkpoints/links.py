@@ -1,4 +1,4 @@
-"""Where the files of a checkpoint may lie.
+"""Checks where the files of a checkpoint lie.
 
 A link in a downloaded folder could lead to any file of the user, which would then be copied into
 the result. So a link must stay in its folder. There are two exceptions: snapshots in the hub's
@@ -16,7 +16,7 @@ from sigmerge.files.scratch import is_held
 
 
 def is_there(file: Path) -> bool:
-    """Whether a name in a checkpoint exists; a name that the system refuses does not."""
+    """Whether a file of a checkpoint exists; False for invalid names."""
     try:
         return file.exists()
     except (OSError, ValueError):
@@ -24,7 +24,7 @@ def is_there(file: Path) -> bool:
 
 
 def check_file(folder: Path, file: Path) -> None:
-    """Refuse a file of a checkpoint that is no regular file, or lies elsewhere behind links."""
+    """Raises for non-regular files and for symlinks that point outside the folder."""
     try:
         status = file.lstat()
         if stat.S_ISREG(status.st_mode) and file.parent == folder:

@@ -14,7 +14,7 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.header import Tensor
 
 EYES = ("vision_tower", "vision_model")
-"""What mergekit calls the module that sees."""
+"""mergekit's names of the vision module."""
 
 FAMILIES = (
     ("text_decoder", "multi_modal_projector", EYES[0]),

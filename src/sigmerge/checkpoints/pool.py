@@ -34,7 +34,7 @@ class PoolMembers:
     output: Checkpoint | None = None
     added_tokens: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
-    """What a user should know about how the members were brought together."""
+    """Notes for the user about how the members were aligned."""
     disagreements: tuple[str, ...] = ()
     """Where the members' configurations compute something else (ruling 36)."""
 
@@ -44,7 +44,7 @@ class PoolMembers:
 
     @property
     def names(self) -> list[str]:
-        """Tensor names in the order everything is done in: sorted."""
+        """Tensor names in processing order: sorted."""
         return sorted(self.layout.tensors)
 
     @property
@@ -71,7 +71,7 @@ class PoolMembers:
 
 
 def open_members(members: Mapping[str, Path], allow_pickle: bool) -> dict[str, Checkpoint]:
-    """Open checkpoints by name. All that cannot be are reported together."""
+    """Open checkpoints by name. Problems of all are reported together."""
     opened: dict[str, Checkpoint] = {}
     problems: list[str] = []
     for name, path in members.items():
@@ -240,7 +240,7 @@ def clash(ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _equal_to_reference(pool: PoolMembers) -> list[str]:
-    """An expert whose bytes are the reference's has nothing to merge.
+    """Experts whose weights equal the reference's: they have nothing to merge.
 
     Almost every expert differs in the first bytes compared; only a true copy is read to its end.
     """

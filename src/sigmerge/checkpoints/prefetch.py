@@ -1,4 +1,4 @@
-"""Tensors of remote files: read by range, and ahead of their use within a fixed memory."""
+"""Tensors of remote files: range requests, and prefetching within a memory budget."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sigmerge.files.objects import RemoteFile
 UNIT = 8 << 20
 """Bytes of one request when reading ahead."""
 AHEAD_BYTES = 1 << 30
-"""Bytes that are held, or on their way, at most; a reader that comes before may add a unit."""
+"""Maximum bytes buffered or requested; a reader that is ahead may add one unit."""
 CONNECTIONS = 16
 Passing: TypeAlias = Callable[[RemoteFile, int, bytes], None]
-"""Called with what was read of a file, and where it begins there."""
+"""Called with bytes that were read of a file, and their position."""
 
 
 @dataclass(eq=False)
@@ -31,15 +31,15 @@ class _Unit:
     begin: int
     end: int
     turn: tuple[int, int]
-    """When it is needed: number of the tensor, position in it."""
+    """Order of use: number of the tensor, position in it."""
     left: int
-    """Bytes that nobody has taken yet."""
+    """Bytes that no reader has taken yet."""
     data: Future[bytes] | None = None
     """None until it is requested."""
 
 
 class ReadAhead:
-    """Requests what comes next in turn; what a reader needs earlier is requested at once.
+    """Requests units in order of use; what a reader needs earlier is requested at once.
 
     What was read stays for the next pass over it, until its room is needed.
     """

@@ -1,4 +1,4 @@
-"""Where a result goes: which folder may be replaced, and how a finished one gets its name."""
+"""Publishing results: which folders may be replaced, and the rename to the final name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sigmerge.files.objects import address
 from sigmerge.files.safe_open import remove, sync_folder
 
 ResultKind = Literal["a checkpoint", "an adapter", "an analysis"]
-"""What a folder must be to be replaced."""
+"""The kind of folder that may be replaced."""
 
 SYNCED_TOGETHER = 16
 ANALYSIS_RULES = "anchor_rules.json"
@@ -47,7 +47,7 @@ def real_target(out: Path) -> Path:
 def check_target(
     final: Path, overwrite: bool, inputs: Iterable[Path] = (), kind: ResultKind = "a checkpoint"
 ) -> None:
-    """Refuse early what could not be published later, or would replace an input."""
+    """Raise early if a result could not be published, or would replace an input."""
     target = real_target(final)
     if not final.name or any(place.is_relative_to(target) for place in _in_use()):
         raise OutputError(f"{final}: choose a new folder for the result.")
@@ -60,7 +60,7 @@ def check_target(
 
 
 def _in_use() -> Iterator[Path]:
-    """Folders that no result may replace: where the command runs, and the home, if there is one."""
+    """Folders that no result may replace: the current one and the home folder."""
     yield Path.cwd()
     with suppress(RuntimeError):
         yield Path.home()
@@ -139,7 +139,7 @@ def _is(kind: ResultKind, folder: Path) -> bool:
 
 
 def check_space(final: Path, needed: int) -> None:
-    """Raise if the disk of a folder, which need not be there yet, has less free."""
+    """Raise if the disk of a folder, which need not exist yet, has less free space."""
     place = next(folder for folder in (final, *final.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -150,7 +150,7 @@ def check_space(final: Path, needed: int) -> None:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """What the system refuses meanwhile is an OutputError."""
+    """Convert OSError in this context to OutputError."""
     try:
         yield
     except OSError as error:
@@ -161,7 +161,7 @@ def writing(place: Path) -> Iterator[None]:
 
 @contextmanager
 def only_target(final: Path, overwrite: bool, kind: ResultKind = "a checkpoint") -> Iterator[None]:
-    """Keep every other run from writing a result's folder.
+    """Lock a result's folder against other runs.
 
     What a killed run left of an older result is put right first.
     """
@@ -230,7 +230,7 @@ def _old(final: Path) -> Path:
 
 
 def sync_tree(folder: Path) -> None:
-    """Every file below a folder is on the disk, then every folder, when this returns.
+    """Sync every file below a folder to disk, then every folder.
 
     Files are synced side by side: the file system writes its own journal once for several.
     """

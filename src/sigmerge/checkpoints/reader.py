@@ -1,4 +1,4 @@
-"""Tensor bytes, handed out in pieces: by their place in an open file, or from a remote store."""
+"""Reads tensor bytes in pieces: by position in an open file, or from a remote store."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Reader:
             return self.span(tensor, start, stop).array()
 
     def bytes(self, tensor: Tensor, begin: int = 0, end: int | None = None) -> memoryview:
-        """Bytes of a tensor, from its own beginning on, as far as it goes."""
+        """Bytes of a tensor from a position on, as far as it goes."""
         first = min(tensor.begin + begin, tensor.end)
         last = tensor.end if end is None else min(tensor.begin + end, tensor.end)
         if remote := self.remote(tensor):
@@ -126,7 +126,7 @@ class Reader:
             return self._requests
 
     def prefetch(self, turns: Sequence[Sequence[Tensor]]) -> None:
-        """Have tensors read ahead: one turn after another, those of a turn side by side."""
+        """Prefetch tensors: one turn after another, those of a turn concurrently."""
         remote = [[(f, t) for t in tensors if (f := self.remote(t))] for tensors in turns]
         if any(remote):
             self._requested().want(remote)
@@ -148,7 +148,7 @@ class Reader:
 
 
 def _read_ahead(tensors: SimpleQueue[Tensor | None]) -> None:
-    """Have the system read what comes next; None ends the thread."""
+    """Body of the prefetch thread; None ends it."""
     while (tensor := tensors.get()) is not None:
         # What cannot be opened is reported by the thread that reads it; this is a hint.
         with suppress(OSError), tensor.file.open("rb") as stream:

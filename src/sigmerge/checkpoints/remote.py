@@ -1,4 +1,4 @@
-"""Checkpoints in a remote store: what stands in for them here, and how a result gets there.
+"""Checkpoints in a remote store: local copies of inputs, and uploads of results.
 
 Reading: `stand_in(url)` is a folder in the cache with the small files of the remote one, and stubs
 of its weight files (see files/objects.py). It belongs to one version of every object. Every part of
@@ -45,17 +45,17 @@ COPIED_WHOLE = (
 )  # fmt: skip
 """Files that a stand-in has whole; all others are stubs."""
 COPY_RECORD = "copy.json"
-"""What lies beside a copy with weights: the digests of its files."""
+"""File beside a copy with weights: the digests of its files."""
 LARGEST_COPY = 256 << 20
 """Bytes of a file that is copied whole."""
 HEADER = 8 + 25_000_000
 """Bytes of a weight file that a stub has at most."""
 UNFINISHED = "sigmerge/unfinished"
-"""The object that is there while a result is uploaded."""
+"""The marker object that exists while a result is uploaded."""
 UPLOADED_LAST = ("model.safetensors.index.json", "config.json")
 """Objects that make a folder a checkpoint; they come last."""
 RESULT_RECORD = "sigmerge/plan.json"
-"""What a result has beside its weights."""
+"""The file by which a result is recognised."""
 _WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json")
 PART = 64 << 20
 """Bytes of a part of an object that is uploaded in several."""
@@ -86,7 +86,7 @@ def stand_in(url: str) -> Path:
 
 
 def stand_ins() -> dict[Path, str]:
-    """The places of all stand-ins and their addresses; not of results on their way to a store."""
+    """The folders of all local copies and their addresses, without results being uploaded."""
     found = {}
     for place in sorted(remote_root().glob("[!.]*")):
         record = kept_json(place / STAND_IN_RECORD, {"url"})
@@ -96,7 +96,7 @@ def stand_ins() -> dict[Path, str]:
 
 
 def is_sound(place: Path) -> bool:
-    """Whether a stand-in, and its copy with weights, hold what was put there; reads their bytes."""
+    """Verify a local copy, and its copy with weights, by reading their bytes."""
     record = kept_json(place / STAND_IN_RECORD, {"url", "name", "files"})
     if record is None or not _has_files(place, record):
         return False
@@ -105,7 +105,7 @@ def is_sound(place: Path) -> bool:
 
 
 def _bound() -> None:
-    """Remove stand-ins that nobody used for a day, the oldest first, until the others fit."""
+    """Evict local copies unused for a day, the oldest first, until the others fit."""
     with suppress(OSError):
         used = [(place, (place / STAND_IN_RECORD).stat().st_mtime) for place in stand_ins()]
         sizes = {
@@ -219,7 +219,7 @@ def _copy_of(own: Path) -> Path:
 
 
 def _is_copy(copy: Path) -> bool:
-    """Whether a copy with weights is there as it was made."""
+    """True if a copy with weights exists and is unchanged."""
     record = kept_json(copy.parent / COPY_RECORD, {"stand_in", "files"})
     if record is None or record["stand_in"] != copy.parents[1].name:
         return False

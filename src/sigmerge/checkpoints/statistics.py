@@ -1,4 +1,4 @@
-"""What capture passes measured, on disk: one folder an expert, one safetensors file a block.
+"""Statistics of capture passes on disk: a folder per expert, a safetensors file per block.
 
     layer-00000.safetensors    Grams and energies of block 0
     outside.safetensors        energies of norms outside the blocks
@@ -89,7 +89,7 @@ def packed(gram: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Cell:
-    """Something that the first thread to need it makes, once."""
+    """A value that the first thread to need it makes, once."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     made: list[Any] = field(default_factory=list)

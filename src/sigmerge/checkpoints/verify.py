@@ -1,6 +1,6 @@
-"""Is a folder what a run published, and can it be used? And do checkpoints form a pool?
+"""Verifies published folders against their records, and checks that checkpoints form a pool.
 
-Nothing is believed but the bytes: kept digests of earlier runs are not used.
+All bytes are hashed again: cached digests are not used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RECORD_ENDINGS = (*_PAGES, ".json", ".yaml")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong: which check found it, about what, and what it is."""
+    """A problem: the check that found it, the file or tensor, and the description."""
 
     check: str
     about: str
@@ -63,7 +63,7 @@ class Report:
     findings: tuple[Finding, ...]
     extent: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    """What a user should know and is nothing wrong."""
+    """Notes for the user that are no problems."""
 
     @property
     def ok(self) -> bool:

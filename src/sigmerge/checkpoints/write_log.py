@@ -1,4 +1,4 @@
-"""What was written into the shards of an output, and whether it is still there.
+"""A log of what was written into the shards of an output, and its check.
 
 Every piece leaves a checksum of the bytes in memory, before the system has them. Reading the pieces
 back shows whether the shards hold what was written: after an interruption, and before publishing.
@@ -74,7 +74,7 @@ class Written:
         self._disk = _Disk(places, handles) if durable else None
 
     def note(self, tensor: str, position: int, nbytes: int, found: int) -> None:
-        """A piece that was written, and its checksum; one at the same position is replaced."""
+        """Record a written piece and its checksum; replaces one at the same position."""
         place = self._places[tensor]
         if self._disk:
             self._disk.rewritten(tensor)
@@ -102,7 +102,7 @@ class Written:
         return found
 
     def restore(self, pieces: dict[str, Sequence[Sequence[int]]]) -> bool:
-        """Take over tensors of an earlier run, if the shards still hold these very bytes."""
+        """Restore the log of an earlier run for tensors whose bytes are unchanged in the shards."""
         for name, listed in pieces.items():
             place = self._places.get(name)
             if place is None or not _covers(listed, place.nbytes):
@@ -120,7 +120,7 @@ class Written:
         return True
 
     def missing(self) -> list[str]:
-        """Tensors that were not written, or only in part."""
+        """Tensors that were not written completely."""
         return [
             name
             for name, entry in self._tensors.items()
@@ -273,7 +273,7 @@ class _Disk:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sigmerge-disk")
 
     def complete(self, tensor: str) -> None:
-        """This tensor will not be written any more."""
+        """Mark a tensor as complete: no more writes follow."""
         with self._lock:
             if tensor in self._complete:
                 return
@@ -283,7 +283,7 @@ class _Disk:
                     self._pool.submit(self._give, *run)
 
     def rewritten(self, tensor: str) -> None:
-        """This tensor changes; the disk gets it again when it is complete."""
+        """Mark a tensor as being rewritten; it is synced again when complete."""
         with self._lock:
             self._complete.discard(tensor)
 

@@ -1,6 +1,6 @@
 """An output folder: written under a hidden name, resumable block by block, published by rename.
 
-What is published was read back first: every tensor is there, and is what was written.
+Before publishing the shards are read back: every tensor exists and is what was written.
 
 Every tensor's place is known before the first is computed, so tiles are written where they belong,
 in any order and from any thread, and the bytes do not depend on either.
@@ -201,7 +201,7 @@ def _within(file: Path, folder: Path) -> str:
 
 
 class Output:
-    """The folder while it is written. Use as a context manager; `publish` makes it real.
+    """An output folder that is being written. A context manager; `publish` renames it.
 
     A result that is published is complete, holds the bytes that were written, and, if it is
     `durable`, survives a power cut from then on.
@@ -247,7 +247,7 @@ class Output:
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         """After an error finished blocks stay, and the message names them; else nothing stays.
 
-        Nor do they where an input changed: they are made of what it was.
+        If an input changed, finished blocks are removed: they were made of its old content.
         """
         if isinstance(error, SigmergeError) and self.partial.exists():
             if self.done and not isinstance(error, ChangedInput):
@@ -289,7 +289,7 @@ class Output:
         self._written.note(tensor, position, nbytes, found)
 
     def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
-        """This block is complete: a later run of the same command will not do it again.
+        """Mark a block as complete: a later run of the same command skips it.
 
         `tensors` are the block's own, where tensors of other blocks are written meanwhile.
         `record` is what the run wants to know about the block then. The journal also has checksums
@@ -530,7 +530,7 @@ class Output:
                 raise self._changed(name)
 
     def _check_untouched(self) -> None:
-        """Since the shards were read back, no process has written them."""
+        """Raise if a process wrote the shards after they were read back."""
         assert self._sealed is not None
         for name, handle, before in zip(
             self.layout.files, self._files, self._sealed[1], strict=True
@@ -549,7 +549,7 @@ class Output:
 
 @contextlib.contextmanager
 def saved(place: Path) -> Iterator[None]:
-    """What the library of safetensors cannot write, on a full disk above all, as our error."""
+    """Convert errors of the safetensors library, such as a full disk, to OutputError."""
     from safetensors import SafetensorError
 
     try:
