@@ -18,7 +18,7 @@ from sigmerge.jobs.scores import printed_scores, read_scores
 from sigmerge.lab.experiments.suite import load_suite as load_experiment
 from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge
-from tests.pools import EXPERTS, PoolOnDisk, make_pool, weight_bytes
+from tests.pools import EXPERTS, PoolOnDisk, make_pool
 
 DOMAINS = EXPERTS[:2]
 SCORES = {"experts": {e: {d: 0.9 if d == e else 0.4 for d in DOMAINS} for e in DOMAINS},
@@ -99,17 +99,6 @@ def test_a_recipe_through_a_pipe(
 
 
 SCORES_FILE = "scores.json"
-
-
-def test_a_merge_of_a_recipe_through_a_pipe(pool: PoolOnDisk, tmp_path: Path) -> None:
-    text = yaml.safe_dump(pool.recipe("task_arithmetic"))
-    (tmp_path / "recipe.yaml").write_text(text)
-    for name, file in (("file", str(tmp_path / "recipe.yaml")), ("pipe", None)):
-        with piped(text) as pipe:
-            ran = sigmerge("merge", file or pipe, tmp_path / name)
-        assert ran.code == 0, ran.err
-    assert weight_bytes(tmp_path / "pipe") == weight_bytes(tmp_path / "file")
-    assert (tmp_path / "pipe/sigmerge/recipe.yaml").read_text() == text
 
 
 def test_several_recipes_through_a_pipe(pool: PoolOnDisk, tmp_path: Path) -> None:

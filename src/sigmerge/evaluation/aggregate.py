@@ -37,7 +37,7 @@ def item_scores(mark: Benchmark, results: Sequence[Scored]) -> list[float]:
 
 
 def standard_error(benchmarks: Sequence[Sequence[float]]) -> float | None:
-    """That of a domain's score, the mean over benchmarks; None if one has less than two items.
+    """Standard error of a domain's score; None if a benchmark has less than two items.
 
     Items that all have the same score do not prove that the next one has it: the variance is at
     least that of one item which differs.

@@ -1,4 +1,4 @@
-"""What the items of a benchmark got on a checkpoint, kept so that nothing is scored twice.
+"""Cached results of a benchmark's items on a checkpoint: no item is scored twice.
 
 Results of one benchmark on one checkpoint are an entry of the cache that grows (`sigmerge.kept`).
 They come in batches; a batch is written whole or not at all, also when the process is killed.
@@ -20,12 +20,12 @@ from sigmerge.probing.generate import Usage
 MetricValue = float | list[float]
 """A metric of an item; a list is pooled with the lists of other items."""
 UNPARSED = "unparsed"
-"""Beside the metrics of a judged item: 1 where the judge could not be understood."""
+"""Extra metric of a judged item: 1 if the judge's output could not be parsed."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What an item got: its metrics, the output of the model, and the judge, if there was one."""
+    """The result of an item: its metrics, the model's output, and the judge, if there was one."""
 
     scores: dict[str, MetricValue]
     output: Any = None
@@ -33,24 +33,24 @@ class Scored:
 
 
 def settings_key(settings: Any) -> str:
-    """A short name for plain content."""
+    """A short digest of plain content."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class KeptAnswers:
-    """The results in an entry: a part for each item, with the cost of the batch it came in."""
+    """The results in a cache entry: a part for each item, with the cost of its batch."""
 
     def __init__(self, entry: GrowingEntry) -> None:
         self._entry = entry
 
     def read(self, items: Iterable[Item]) -> dict[str, Scored]:
-        """The results that are there, by the item's id."""
+        """The cached results by item id."""
         found = ((item.id, self._record(item)) for item in items)
         return {i: Scored(r["scores"], r["output"], r["judge"]) for i, r in found if r}
 
     def usage(self, items: Iterable[Item]) -> Usage:
-        """What the batches that hold these results cost, whenever they were scored."""
+        """The cost of the batches with these results, now or in earlier runs."""
         found = (self._record(item) for item in items)
         batches = {record["batch"]: record["usage"] for record in found if record}
         return sum((Usage(**usage) for usage in batches.values()), Usage())

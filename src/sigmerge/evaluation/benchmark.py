@@ -44,7 +44,7 @@ class Asked(Protocol):
         """A folder of links to the declared files of the checkpoint, and nothing else."""
 
     def show(self, checkpoint: Checkpoint) -> Path:
-        """Such a folder of another checkpoint, whose files `scored_by` declares."""
+        """The same for another checkpoint, such as a judge, whose files `scored_by` declares."""
 
     @property
     def suite_folder(self) -> Path:
@@ -59,7 +59,7 @@ class Asked(Protocol):
         """The part of a GPU's memory that one model may take."""
 
     def once(self, name: str, make: Callable[[], _T]) -> _T:
-        """A thing that the benchmarks of an evaluation share, for example a judge."""
+        """A value that the benchmarks of an evaluation share, for example a judge; made once."""
 
 
 class Metric(StrictSection):
@@ -79,13 +79,13 @@ class Benchmark(StrictSection):
     group: ClassVar[int | None] = ITEMS_AT_ONCE
     """Items that are scored and stored together; None: all of them."""
     in_memory: ClassVar[bool] = True
-    """Whether a model that is not stored can be scored."""
+    """Whether a model in memory can be scored."""
     shares_state: ClassVar[bool] = False
     """Whether only one thread at a time may score."""
     own_splits: ClassVar[bool] = False
     """Whether the records bring their splits."""
     timed: ClassVar[bool] = True
-    """Whether a few items are timed before the rest; no where that takes longer than the rest."""
+    """Whether a few items are timed first; False if that takes longer than the rest."""
     answers: ClassVar[bool] = True
     """Whether a model that a backend loads gives the answers."""
     weights: ClassVar[str] = "auto"
@@ -127,7 +127,7 @@ class Benchmark(StrictSection):
         return self
 
     def metric_problem(self, key: str) -> str | None:
-        """Why the harness has no such number; None where only scoring can show it."""
+        """Why the harness has no such metric; None if it has, or only scoring can tell."""
         return None
 
     @property
@@ -180,7 +180,7 @@ class Benchmark(StrictSection):
         """Raise an error if `how` cannot be used; called before any record is read."""
 
     def unscored(self, how: How) -> str | None:
-        """Why nothing of it can be scored this way; it then counts as a benchmark without data."""
+        """The reason why it cannot be scored with `how`; it then counts as one without data."""
         return None
 
     def permit(self, name: str, items: Sequence[Item], how: How) -> None:
@@ -191,7 +191,7 @@ class Benchmark(StrictSection):
         return ScoredBy()
 
     def cost(self, item: Item) -> ItemCost | None:
-        """What an item costs at most; None where no model of ours is called."""
+        """The maximum cost of an item; None if no model is called here."""
         return None
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:

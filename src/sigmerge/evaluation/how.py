@@ -1,4 +1,4 @@
-"""With what an evaluation is done: data, split file, model settings, permissions."""
+"""The options of an evaluation: data, split file, model settings, permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluating a checkpoint on a suite: what was scored before is not scored again.
+"""Evaluates a checkpoint on a suite; cached results are not scored again.
 
 Items are scored in groups, in the split's order; a finished group is kept before the next one
 starts, so a killed evaluation goes on where it stopped.
@@ -245,7 +245,7 @@ class Evaluation:
 
     @cached_property
     def _unchanged(self) -> Callable[[], None]:
-        """What stops if weights, configuration or tokenizer are not what they were."""
+        """A check that raises if weights, configuration or tokenizer have changed."""
         return stays([self.opened])
 
     @cached_property
@@ -278,17 +278,17 @@ class Evaluation:
 
     @property
     def dtype(self) -> str:
-        """Of the weights in memory: what was given, or what a harness of the suite needs."""
+        """Type of the weights in memory: the given one, or the one that a harness needs."""
         needed = {mark.weights for mark in self.suite.benchmarks.values()} - {"auto"}
         return min(needed) if needed and self.how.dtype == "auto" else self.how.dtype
 
     @property
     def gpu_share(self) -> float:
-        """Of a GPU's memory for each model: a judge that is one needs half."""
+        """Share of a GPU's memory for each model; a judge model takes half."""
         return 0.9 if self.how.judge in (None, "keyword") else 0.45
 
     def once(self, name: str, make: Callable[[], _T]) -> _T:
-        """A thing that benchmarks share, made when it is first needed."""
+        """A value that benchmarks share, made when it is first needed."""
         if name not in self._shared:
             self._shared[name] = make()
         made: _T = self._shared[name]
@@ -344,7 +344,7 @@ class Evaluation:
         )
 
     def scored_as(self, name: str) -> str:
-        """Names all that `scored_by` has, with the code of the harness."""
+        """A digest of all that `scored_by` returns, with the harness's code."""
         return self._derivation(name, Inputs({})).full
 
     def derivation(self, name: str) -> Derivation:
@@ -363,13 +363,13 @@ class Evaluation:
         )
 
     def known(self, name: str, items: Sequence[Item]) -> dict[str, Scored]:
-        """The results that are kept."""
+        """The cached results."""
         return KeptAnswers(look_at_parts(self.derivation(name))).read(items)
 
     def score(self, name: str, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
-        """All results, and what they cost whenever they were scored; what is missing is scored.
+        """All results with their cost, cached or not; scores the missing ones.
 
-        Group by group, each kept before the next begins.
+        Groups are scored in order, and each is cached before the next begins.
         """
         wanted, unkept = self.derivation(name), Usage()
         with ExitStack() as making:
@@ -402,7 +402,7 @@ class Evaluation:
     def _scored(
         self, name: str, items: Sequence[Item], missing: Sequence[Item]
     ) -> Iterator[tuple[list[tuple[Item, Scored]], Usage]]:
-        """Results of what is missing, group by group, and what each group costs."""
+        """Score the missing items group by group; yields results and cost."""
         left = {item.id for item in missing}
         size = self.suite.benchmarks[name].group or len(items)
         with scratch() as folder:

@@ -1,4 +1,4 @@
-"""What decides a score besides the checkpoint and the item."""
+"""The inputs of a score besides the checkpoint and the item."""
 
 from __future__ import annotations
 

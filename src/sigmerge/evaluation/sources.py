@@ -1,4 +1,4 @@
-"""Where a benchmark's records come from: a local data folder, or the hub where that is allowed."""
+"""Sources of a benchmark's records: a local data folder, or the hub if that is allowed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Data:
 
 
 class NoSource(ScoreError):
-    """A benchmark's records are not here."""
+    """Raised if a benchmark's records are not available."""
 
 
 def find_rows(

@@ -1,4 +1,4 @@
-"""Which records may measure deficits and which measure the result: 20/80, fixed, checkable.
+"""Divides records into calibration (20 %) and evaluation (80 %), reproducibly and checkably.
 
 Of every benchmark the first fifth, rounded down, in the order of SHA-256(seed, benchmark, id) is
 its calibration split and the rest its evaluation split. Languages are concatenated first. From a
@@ -129,7 +129,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 def load_available(
     suite: BenchmarkSuite, data: Data
 ) -> tuple[dict[str, list[Item]], dict[str, str]]:
-    """The records that are here, and why the other benchmarks' are not."""
+    """The available records, and the reasons for the benchmarks without."""
     items, absent = {}, {}
     for name, mark in suite.benchmarks.items():
         try:
@@ -142,7 +142,7 @@ def load_available(
 
 
 def load_scored(suite: BenchmarkSuite, how: How) -> tuple[dict[str, list[Item]], dict[str, str]]:
-    """The records that can be scored, and why those of the other benchmarks cannot."""
+    """The records that can be scored, and the reasons for the other benchmarks."""
     items, absent = load_available(suite, how.data)
     for name in list(items):
         if reason := suite.benchmarks[name].unscored(how):
@@ -171,7 +171,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def _malformed(content: Mapping[str, Any]) -> Iterator[str]:
-    """What a split file lacks to be read at all."""
+    """Problems of the format of a split file."""
     totals = content.get("totals")
     if not isinstance(totals, dict) or not all(
         isinstance(totals.get(key), int) for key in ("records", *IDS)

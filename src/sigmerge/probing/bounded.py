@@ -18,7 +18,7 @@ SPARE = 1000
 
 
 class TooLarge(ValueError):
-    """A configuration names more parts than weights are there for."""
+    """Raised if a configuration names many more parts than there are weights."""
 
 
 @contextmanager

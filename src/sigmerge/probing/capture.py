@@ -139,7 +139,7 @@ def _groups(
 
 @dataclass
 class Seen:
-    """What one exemplar showed: inputs by the first tensor that read them, energies of norms."""
+    """Records of one exemplar: inputs by the first tensor that read them, energies of norms."""
 
     length: int
     skip_bos: bool
@@ -338,7 +338,7 @@ def takes_mean_out(norm: nn.Module) -> bool:
 
 
 def give_memory_back() -> None:
-    """Large pieces of memory go back to the system as soon as they are free.
+    """Make the allocator return large blocks to the system as soon as they are freed.
 
     glibc raises the size from which it does so as a program runs. Scratch of every block would then
     stay in the heaps of the threads, and memory grow with depth: 7 to 30 MB a block were seen.

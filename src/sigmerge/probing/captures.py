@@ -1,6 +1,6 @@
-"""The statistics of one expert on its own exemplars, kept: what operators that read data stand on.
+"""Cached statistics of one expert on its own exemplars, for operators that read data.
 
-They are kept block by block, so that an interrupted capture goes on from its finished blocks.
+They are stored block by block, so that an interrupted capture resumes after its last block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sigmerge.probing.memory import free_cached, in_memory
 
 @dataclass(frozen=True)
 class Capture:
-    """What one expert is shown, and how; `kind` is what the operator needs, features or fisher.
+    """The capture of one expert; `kind` is what the operator needs, features or fisher.
 
     `reference` is needed where features are those of θ_ref + scale · Δ. A `seed` draws labels.
     """
@@ -60,7 +60,7 @@ class Capture:
         return min([self.max_length, *limits])
 
     def tokens(self, tokenizer: Path | None = None) -> list[Tokens]:
-        """The exemplars as the expert is shown them."""
+        """The tokenized exemplars."""
         try:
             return tokenize(
                 tokenizer or self.tokenizer,
@@ -112,7 +112,7 @@ class Capture:
 def _captured(
     planned: Capture, threads: int, progress: Callable[[int, int], None], given: Given
 ) -> dict[str, Any]:
-    """Write the statistics; returns what is told about them."""
+    """Write the statistics; returns notes about them."""
     from sigmerge.probing.skeleton import reader
 
     shown = read_exemplars(given.path("exemplars"), planned.limit)

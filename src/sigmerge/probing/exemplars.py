@@ -1,4 +1,4 @@
-"""Exemplars: what an expert is shown in its capture pass, as text and as tokens."""
+"""Exemplars of a capture pass, as text and as tokens."""
 
 from __future__ import annotations
 

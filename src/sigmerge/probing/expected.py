@@ -1,4 +1,4 @@
-"""Whether transformers finds in a folder what its model needs: `sigmerge verify` reports it."""
+"""Checks by transformers that a folder has what its model needs, for `sigmerge verify`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def stored_problems(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Problems:
-    """The same of tensors that would be stored with a configuration."""
+    """As `architecture_problems`, for tensors that would be stored with a configuration."""
     try:
         import torch
         from transformers import AutoConfig

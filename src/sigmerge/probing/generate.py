@@ -1,4 +1,4 @@
-"""Models that answer: prompts in, texts and exact token counts out."""
+"""Text generation: prompts in, texts and exact token counts out."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ ANSWERING = {
     "hf": ("torch", "transformers", "tokenizers", "peft"),
     "vllm": ("torch", "transformers", "tokenizers", "vllm"),
 }
-"""The libraries that decide what a backend's model answers."""
+"""The libraries on which the answers of a backend depend."""
 
 
 def resolved(backend: str, dtype: str) -> dict[str, str]:
-    """Where a model answers, and in which type: of `auto`, what it means on this machine."""
+    """Device and type of a backend, with `auto` resolved for this machine."""
     device = "cuda" if backend == "vllm" else model_device()
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "stored"
@@ -92,7 +92,7 @@ def resolved(backend: str, dtype: str) -> dict[str, str]:
 
 
 def model_device() -> str:
-    """Where transformers' models answer: on a GPU if there is one."""
+    """The device of transformers' models: a GPU if there is one."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -144,7 +144,7 @@ def _recorded(blocks: nn.ModuleList, mask: torch.Tensor) -> Iterator[list[np.nda
 
 
 def _inputs(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A text as a model takes it; an encoder-decoder reads it and writes it."""
+    """The model inputs of a text; an encoder-decoder gets it as input and output."""
     inputs = {"input_ids": ids, "attention_mask": mask}
     if model.config.is_encoder_decoder:
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}

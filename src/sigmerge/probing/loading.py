@@ -1,4 +1,4 @@
-"""Checkpoints as models of transformers: names, adapters, and why one cannot be loaded."""
+"""Loads checkpoints as models of transformers: names, adapters, errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sigmerge.probing.memory import full, is_full
 
 @contextmanager
 def loading(folder: Path | str, purpose: str) -> Iterator[None]:
-    """In this context libraries load a checkpoint; PoolError, whatever they raise.
+    """In this context every exception of a library becomes a PoolError.
 
     A damaged configuration or tokenizer makes them raise errors of any kind.
     """
@@ -90,7 +90,7 @@ def load_pretrained(folder: Path, trust: bool, **how: Any) -> Any:
 
 
 def renaming(model: Any) -> Callable[[str], str]:
-    """What transformers calls a stored tensor when it loads this model."""
+    """Returns transformers' name of a stored tensor of this model."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming
@@ -203,7 +203,7 @@ def _parameter(name: str, parameters: Mapping[str, Any]) -> str | None:
 
 
 def checked_device(device: str) -> str:
-    """A device that is there, or a clear error."""
+    """The device, or an error if it does not exist."""
     if device_kind(device) == "cpu":
         return device
     import torch

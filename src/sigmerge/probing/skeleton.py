@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Read = Callable[[str], np.ndarray[Any, Any]]
 """From a tensor's name in the checkpoint to its float32 values."""
 BlockArguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a block is called with beside the hidden states: masks, positions."""
+"""Arguments of a block besides the hidden states: masks, positions."""
 ModelPart = int | str
 Matrices = list[list[tuple[str, bool]]]
 """Of each matrix stacked in a parameter: its stored tensors, and whether each is (in, out)."""
@@ -272,7 +272,7 @@ def _empty_model(folder: Path, trust: bool) -> Any:
 
 
 def _gate(block: nn.Module) -> Any:
-    """Stands where a block was: notes what it is called with, and passes hidden states on."""
+    """Replaces a block: records its arguments, and returns the hidden states unchanged."""
     from torch import nn
 
     class Gate(nn.Module):
@@ -306,7 +306,7 @@ def _tensors(call: Any) -> Iterator[torch.Tensor]:
 
 
 def _move_constants(model: nn.Module, device: str) -> None:
-    """What is computed and stored nowhere, such as rotary frequencies."""
+    """Move buffers that are computed rather than stored, such as rotary frequencies."""
     for part in model.modules():
         for name, value in part.named_buffers(recurse=False):
             if value.device.type != "meta":

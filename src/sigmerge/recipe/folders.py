@@ -1,4 +1,4 @@
-"""Where the models of a recipe lie: local folders first, then the hub."""
+"""Resolves the models of a recipe: local folders first, then the hub."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def find_model(text: str, folder: Path) -> Path | None:
 
 
 def idle_revisions(text: str, folder: Path) -> list[str]:
-    """The models of a text, `model@revision`, whose revision says nothing: local folders."""
+    """Models given as `model@revision` that are local folders, which have no revisions."""
     parts = [] if _local(text, folder) else text.split("+")
     return [p for p in parts if not _local(p, folder) and _without_revision(p, folder)]
 

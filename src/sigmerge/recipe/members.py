@@ -1,4 +1,4 @@
-"""The folders of a recipe's models: hub ids are downloaded, adapters stand behind their models."""
+"""The folders of a recipe's models: downloads hub ids, joins adapters with their models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fetched(reading: Reading, recipe: Recipe) -> Recipe:
 
 
 def with_models(reading: Reading, recipe: Recipe) -> Recipe:
-    """The recipe with `model+adapter` where it names an adapter alone."""
+    """The recipe with adapters replaced by `model+adapter`."""
 
     def whole(path: Path) -> Path:
         if not is_adapter(path):
@@ -51,7 +51,7 @@ def with_models(reading: Reading, recipe: Recipe) -> Recipe:
 
 
 def _with_model(reading: Reading, adapter: Path, reference: Path | None) -> Path:
-    """An adapter behind its model: the one that it names, if that is here, or base_model."""
+    """`model+adapter` for an adapter: with the model it names, if that exists, else base_model."""
     named = adapter_config(adapter).get("base_model_name_or_path")
     named = named if isinstance(named, str) and named else None
     found = None
@@ -80,7 +80,7 @@ def _with_model(reading: Reading, adapter: Path, reference: Path | None) -> Path
 
 
 def _moved(recipe: Recipe, move: Callable[[Path], Path]) -> Recipe:
-    """The recipe with other paths."""
+    """The recipe with paths replaced."""
 
     def sources(piece: RecipeSlice) -> tuple[RecipeSource, ...]:
         return tuple(replace(source, path=move(source.path)) for source in piece.sources)

@@ -124,7 +124,7 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class _Sections:
-    """What is left of a recipe's sections without their wrong keys, which are reported already."""
+    """The valid sections of a recipe; wrong keys were removed and reported."""
 
     top: RecipeSection
     models: tuple[tuple[int, ModelSection], ...]
@@ -142,7 +142,7 @@ class _Parser(Reading):
     kinds: Sequence[tuple[str, bool]] = ()
     """Of every slice of theirs, its module and whether it is whole."""
     known: Any = None
-    """What the text says, where it was made from that."""
+    """The parsed content, if the text was made from it."""
 
     def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
         data = self._changed(self._yaml(), repair)
@@ -270,7 +270,7 @@ class _Parser(Reading):
         )
 
     def _scored(self, key: str, given: Any) -> Any:
-        """A section that needs scores; None if the recipe does not have it."""
+        """A section that needs scores, or None."""
         if given is None:
             return None
         from sigmerge.recipe.scored import SCORED
@@ -278,7 +278,7 @@ class _Parser(Reading):
         return self.checked(SCORED[key], given, (key,))
 
     def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Modules that are merged alike stand for the model: their keys go to the top level."""
+        """If all modules are merged alike, move their keys to the top level."""
         data = self._without_empty(data)
         if "output_slices" in data and "slices" not in data:  # its name in mergekit's old files
             data["slices"] = data.pop("output_slices")

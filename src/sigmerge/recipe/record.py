@@ -1,4 +1,4 @@
-"""A checked recipe: what every command works from."""
+"""The checked recipe that every command works from."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Recipe:
     slices: tuple[RecipeSlice, ...] = ()
     vocabulary: VocabularyRequest | None = None
     architecture: str | None = None
-    """What config.json calls the architecture, in place of the model's own name for it."""
+    """The architecture for config.json, replacing the model's own."""
     any_architecture: bool = False
     """Whether the recipe names architectures itself, so that those of the models need not agree."""
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Recipe:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What its text says, as the file has it."""
+        """The parsed text, as the file has it."""
         return dict(parse_yaml(self.text, "recipe").value)
 
     @property
@@ -133,7 +133,7 @@ class Recipe:
 
     @property
     def kept(self) -> list[Path]:
-        """Every folder and file that is read, and so must not be replaced."""
+        """Every folder and file that is read: no output may replace them."""
         return [*self.inputs, *self.files]
 
     def site(
@@ -226,5 +226,5 @@ def _slice_of(
 
 
 def _along(block: int, depth: int) -> float:
-    """How far along so many layers one lies; a single one is the end."""
+    """Relative depth of a layer, 0 to 1; of a single layer 1."""
     return block / (depth - 1) if depth > 1 else 1.0

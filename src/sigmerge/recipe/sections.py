@@ -1,4 +1,4 @@
-"""What a recipe's sections may say, and what is said about the keys that are wrong."""
+"""The sections of a recipe, and error messages for wrong keys."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -40,7 +40,7 @@ def _model_text(given: Any) -> Any:
 ModelName = Annotated[str, BeforeValidator(_model_text)]
 Truth = Annotated[bool, Field(strict=False)]
 Whole = Annotated[int, Field(strict=False)]
-"""What mergekit takes as a text too."""
+"""An integer that mergekit also accepts as text."""
 
 
 class ModelSection(Section):

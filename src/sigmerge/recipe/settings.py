@@ -105,7 +105,7 @@ class ParameterCheck:
         return checked
 
     def _idle(self, path: Place, message: str, parameter: Parameter) -> None:
-        """What is wrong, and says nothing to mergekit about a parameter that it has."""
+        """Report a wrong value: a problem, or a note where mergekit ignores the parameter."""
         ours = self.operator.name not in MERGEKIT or parameter.name in OURS
         (self.problem if ours else self.passed_over)(path, message)
 
@@ -189,7 +189,7 @@ class ParameterCheck:
         return int(number) if whole else number
 
     def _beyond(self, parameter: Parameter, number: float) -> str:
-        """What a number beyond the bounds means to mergekit; "" if it means nothing."""
+        """How mergekit reads a number beyond the bounds; "" if it rejects it."""
         method = self.operator.name
         if method not in MERGEKIT or parameter.name not in SATURATED:
             return ""

@@ -1,4 +1,4 @@
-"""Which tokenizer, vocabulary and chat template a recipe asks for."""
+"""The tokenizer, vocabulary and chat template of a recipe."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_tokenizer(
 
 
 def _member(path: Path | None, reference: Path | None, models: Sequence[RecipeModel]) -> str | None:
-    """What a pool calls a model; None if it is none of its models."""
+    """The name of a model in its pool; None if it is no member."""
     if path is not None and path == reference:
         return next((model.name for model in models if model.path == path), "reference")
     return next((model.name for model in models if model.path == path), None)

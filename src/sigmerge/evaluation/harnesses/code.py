@@ -38,7 +38,7 @@ STOPS = {
     "humaneval": ("\nclass", "\ndef", "\n#", "\n@", "\nprint", "\nif", "\n```"),
     "mbpp": ("\nclass", "\nassert", '\n"""', "\nprint", "\nif", "\n```"),
 }
-"""Where a completion leaves the function it was to write."""
+"""Stop strings: behind them a completion has left its function."""
 
 PROGRAM_SECONDS = 0.5
 """A generated program's start and tests, with two at a time."""

@@ -78,12 +78,12 @@ class Safety(Benchmark):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge says of an answer; None where it could not be understood."""
+    """The verdict of a judge; None where its output could not be parsed."""
 
     harmful: bool | None
     refused: bool | None
     text: str | None = field(default=None, compare=False)
-    """Of a judge that writes one."""
+    """The judge's output, if it writes one."""
 
 
 class Judge(Protocol):
