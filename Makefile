@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
+SITE   := $(VENV)/.installed-docs
 NATIVE := $(wildcard native/*)
 
 # Tests start hundreds of commands, which need not compile their modules each time.
@@ -14,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST := tests/method tests/core tests/gpu tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
-.PHONY: demo check fast test suite campaign bench lint browser native sanitize wheel dist clean
+.PHONY: demo docs check fast test suite campaign bench lint browser native sanitize wheel dist clean
 .DEFAULT_GOAL := test
 
 # The pip that Python brings takes twice as long to find which packages fit together.
@@ -24,7 +25,7 @@ $(BIN)/python:
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) '.[dev]'
-	touch $@ $(DEMO)
+	touch $@ $(DEMO) $(SITE)
 
 # The demo needs no harness, no browser and no development tool.
 $(DEMO): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
@@ -101,6 +102,16 @@ dist: $(BIN)/python
 	$(BIN)/pip install --quiet --constraint constraints.txt build pipx uv
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m benchmarks.installation dist $(WAYS)
+
+# The site, in build/docs. A warning is an error; so is a link that leads nowhere, or a page that
+# fetches anything from elsewhere.
+$(SITE): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	$(PIP) '.[docs]'
+	touch $@
+
+docs: $(SITE)
+	$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going -d build/doctrees docs build/docs
+	$(BIN)/python docs/_site/check.py build/docs
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

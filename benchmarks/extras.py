@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 import sigmerge
 from sigmerge.errors import DISTRIBUTION
 
-LEFT_OUT = {"dev", "vllm"}  # those of developers, and one that needs a GPU
+LEFT_OUT = {"dev", "docs", "vllm"}  # those of developers, and one that needs a GPU
 
 
 def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> set[str]:

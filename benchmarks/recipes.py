@@ -249,7 +249,7 @@ def page(found: list[Outcome], command: str) -> str:
     lines = [
         "# Recipes beside mergekit",
         "",
-        f"{len(found)} recipes of [benchmarks/corpus](../../benchmarks/corpus), written for this "
+        f"{len(found)} recipes of `benchmarks/corpus`, written for this "
         "project in the style of model cards, went unchanged through mergekit 0.1.5 and sigmerge "
         f"on tiny local models. mergekit runs {len(ran)} of them, sigmerge {len(both)} of those, "
         f"and {len(same)} agree:",
