@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+from itertools import pairwise
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -14,11 +17,12 @@ from sigmerge.method.controls import VARIANTS
 from sigmerge.operators.base import Parameter
 from sigmerge.operators.table import OPERATORS, operator
 from sigmerge.recipe.schema import RECIPE_SCHEMA
-from sigmerge.recipe.scored import SCORED
+from sigmerge.recipe.scored import SCORED, CalibrateSection
 from sigmerge.recipe.sections import (
     CaptureSection,
     ModelSection,
     RecipeSection,
+    Section,
     SliceSection,
     SourceSection,
     TokenizerSection,
@@ -53,6 +57,10 @@ def schema() -> dict[str, Any]:
     top["properties"]["merge_method"] = methods()
     definitions["RepairSection"]["properties"]["variant"]["enum"] = sorted(VARIANTS)
     definitions["Parameters"] = parameters()
+    sections = {section.__name__: section for section in (*PARTS.values(), CalibrateSection)}
+    described(top, RecipeSection)
+    for name, section in sections.items():
+        described(definitions[name], section)
     for part in (top, *definitions.values()):
         if "parameters" in part.get("properties", {}):
             part["properties"]["parameters"] = {"$ref": "#/$defs/Parameters"}
@@ -62,6 +70,20 @@ def schema() -> dict[str, Any]:
         **top,
         "$defs": definitions,
     }
+
+
+def described(part: dict[str, Any], section: type[Section]) -> None:
+    """Put what stands below a field of a section into the schema, for editors and the site."""
+    for each in reversed(section.__mro__[:-1]):
+        if not issubclass(each, Section):
+            continue
+        [tree] = ast.parse(inspect.getsource(each)).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                assert isinstance(field.target, ast.Name) and isinstance(text.value, ast.Constant)
+                words = " ".join(str(text.value.value).split()).removesuffix(".")
+                part["properties"][field.target.id]["description"] = words
 
 
 def methods() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -23,16 +22,14 @@ FETCHED = {
 }
 
 
-@dataclass
 class Page(HTMLParser):
     """What a page links to, what a browser fetches for it, and its anchors."""
 
-    links: list[str] = field(default_factory=list)
-    fetched: list[str] = field(default_factory=list)
-    anchors: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.anchors: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {key: value or "" for key, value in attrs}

@@ -77,7 +77,7 @@ def _recipe(schema: dict[str, Any]) -> str:
     parts = [
         "# Recipe keys\n",
         "A recipe is YAML or JSON. These are its keys, section by section; a key that is not here "
-        "is an error. The parameters of a method stand under [methods](operators.md). The same is a "
+        "is an error. Those of a method stand under [methods](operators.md). The same table is a "
         f"JSON Schema, `{RECIPE_SCHEMA.name}` in the package, for editors.\n",
         "## Top level\n",
         _keys(schema, schema),
@@ -160,11 +160,11 @@ def _default(part: dict[str, Any], required: bool) -> str:
 def _operators() -> str:
     made = [operator(name) for name in names()]
     text = (
-        "# Methods\n\nThe values of `merge_method:` with their parameters. *Each*: a model may have "
-        "a value of its own. A parameter takes a value, a list that runs from the first layer to the "
-        "last, or a list of filters. Defaults are those of `preset: mergekit`; where `preset: paper` "
-        "differs, its default stands behind it. [Whose formula each is](../methods.md) has a page of "
-        "its own.\n\n"
+        "# Methods\n\nThe values of `merge_method:` with their parameters. *Each*: a model may "
+        "have a value of its own. A parameter takes a value, a list that runs from the first layer "
+        "to the last, or a list of filters. Defaults are those of `preset: mergekit`; where "
+        "`preset: paper` differs, its default stands behind it. [Whose formula each "
+        "is](../methods.md) has a page of its own.\n\n"
     )
     text += _table(
         ("`merge_method`", "method", "paper"),
@@ -277,8 +277,8 @@ def _python() -> str:
     objects = [name for name in others if inspect.isclass(getattr(sigmerge, name))]
     verbs = [name for name in others if name not in objects]
     text = (
-        "# Python API\n\nEverything that `import sigmerge` gives, from the code's own signatures and "
-        "docstrings; the tests run the examples. [A tour](../python-api.md) shows how the parts go "
+        "# Python API\n\nEverything that `import sigmerge` gives, from the code's own signatures "
+        "and docstrings; the tests run the examples. [A tour](../python-api.md) shows how they go "
         "together.\n\n## Functions\n"
     )
     text += "".join(_documented(name, getattr(sigmerge, name)) for name in verbs)

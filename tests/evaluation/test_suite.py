@@ -51,9 +51,9 @@ def test_a_users_suite(tmp_path: Path):
     assert suite.domain_of("gsm") == "sums"
 
 
-def test_the_guides_suite_can_be_used():
-    guide = (Path(__file__).parents[2] / "docs/guide.md").read_text(encoding="utf-8")
-    text = guide.partition("```yml\n")[2].partition("```")[0]
+def test_the_suite_of_the_page_on_scores_can_be_used():
+    page = (Path(__file__).parents[2] / "docs/how-to/score.md").read_text(encoding="utf-8")
+    text = page.partition("```yml\n")[2].partition("```")[0]
     suite = load_suite(yaml.safe_load(text))
     assert list(suite.domains) == ["reasoning", "law"]
     assert list(suite.benchmarks) == ["arc", "rules", "bar", "briefs", "cases"]

@@ -30,20 +30,35 @@ class SearchSection(Section):
     """
 
     population: int = Field(default=24, ge=2)
+    """Candidates of a generation."""
     generations: int | None = Field(default=None, ge=1)
+    """How many, the first included; or `calls`."""
     calls: int | None = Field(default=None, ge=1)
+    """Evaluation calls in all, a multiple of the population."""
     items: int = Field(default=20, ge=1)
+    """Labelled items of each domain that a candidate answers."""
     estimator: Literal["mean", "p-irt", "gp-irt", "mp-irt", "gmp-irt"] = "gmp-irt"
+    """How a score is estimated from them."""
     extraction: Literal["uniform", "clusters"] = "uniform"
+    """How the items are chosen."""
     dimension: int = Field(default=1, ge=1)
+    """Of the item model."""
     labels: int = Field(default=1500, ge=1)
+    """Answers of respondents that the item model is fitted on."""
     trust: float | Literal["auto"] = 0.5
+    """Share of the answers in gp-irt and gmp-irt."""
     objective: Literal["mean", "domains"] = "mean"
+    """The mean of the domains, or one for each."""
     suite: str = "nano"
+    """nano, a pool's folder, a shipped suite or a suite's file."""
     data: str | None = None
+    """Folder with the benchmarks' files."""
     hub: bool = False
+    """Read from the hub what is not in `data`."""
     judge: str | None = None
+    """A judge's folder, or `keyword`."""
     allow_code_execution: bool = False
+    """Run generated programs, in a sandbox."""
 
     @model_validator(mode="after")
     def _consistent(self) -> SearchSection:
@@ -110,8 +125,11 @@ class _Aim(Section):
     """
 
     objective: Literal["mean", "worst", "weighted"] = "mean"
+    """The mean of the domains, the largest deficit, or a mean by `weights`."""
     weights: dict[str, float] = {}
+    """Of the domains, for `objective: weighted`."""
     floors: dict[str, float] = {}
+    """By domain, the part of its expert's score that it must keep."""
 
     @property
     def aim(self) -> Objective:
@@ -126,8 +144,11 @@ class GuideSection(_Aim):
     """
 
     calls: int = Field(default=8, ge=2)
+    """Evaluation calls; the first is the recipe's own weights."""
     command: str | None = None
+    """As in `repair:`."""
     evaluate: dict[str, Any] | None = None
+    """As in `repair:`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> GuideSection:
@@ -145,6 +166,7 @@ class CalibrateSection(_Aim):
     """
 
     calls: int = Field(default=12, ge=1)
+    """Repairs that are tried at most."""
 
 
 class TuneSection(_Aim):
@@ -156,9 +178,13 @@ class TuneSection(_Aim):
     """
 
     calls: int = Field(default=24, ge=1)
+    """Evaluation calls in all."""
     anchors: list[str] | None = None
+    """Methods to begin with; else the recipe's own and the usual ones."""
     method: Literal["guided", "random", "merge3", "adamerging"] = "guided"
+    """How candidates are found."""
     box: float | None = Field(default=None, gt=0.01, le=100)
+    """The largest weight that random and merge3 try, in units of the anchor's mean weight."""
 
     @model_validator(mode="after")
     def _box_of_a_search(self) -> TuneSection:
@@ -188,27 +214,46 @@ class RepairSection(Section):
     """
 
     c_min: float = Field(0.10, ge=0, le=1)
+    """Capacity of the most contested layer."""
     c_max: float = Field(0.45, ge=0, le=1)
+    """Capacity of the least contested layer."""
     scale: (
         Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
         | Literal["calibrated"]
     ) = 0.60
+    """λ, the factor of what is added."""
     update: Literal["add", "replace"] = "add"
+    """`add` λΔ, or `replace` the anchor's value by the owner's."""
     calibrate: CalibrateSection | None = None
+    """Choose form, scale, capacity and shares by calibration scores."""
     probe: str | None = None
+    """JSONL of `prompt`, for the representation view."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where the probe passes through the experts."""
     scores: str | dict[str, Any] | None = None
+    """A file of scores, the scores themselves, or result files of lm-evaluation-harness."""
     command: str | None = None
+    """A program that scores `{checkpoint}` and prints `{"domain": q}`."""
     evaluate: dict[str, Any] | None = None
+    """A suite with its settings, as in `sigmerge evaluate`."""
     variant: str = "default"
+    """An ablation or a control of the paper."""
     drop: float = Field(0.9, ge=0, lt=1)
+    """The probability of `sparse_update`."""
     reference: Literal["strongest", "own"] = "strongest"
+    """What a deficit is measured against: the strongest expert on a domain, or its own."""
     rounds: int = Field(1, ge=1)
+    """Repairs one after another, each with new deficits."""
     admit: int | None = Field(None, ge=1)
+    """How many domains get capacity, the most deficient first; else all."""
     guard: Literal["warn", "keep_anchor", "off"] = "warn"
+    """What happens if calibration scores fall."""
     seed: int = 0
+    """Of the random variants."""
     shares: dict[str, Fraction] | None = None
+    """Of the capacity by domain, given instead of measured."""
     capacity: Fraction | list[Fraction] | None = None
+    """Of every layer, or a list of all, given instead of measured."""
 
     @property
     def decided(self) -> bool:

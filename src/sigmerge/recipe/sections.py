@@ -45,26 +45,37 @@ Whole = Annotated[int, Field(strict=False)]
 
 class ModelSection(Section):
     model: ModelName
+    """A folder, an address of a remote store, `model+adapter`, or `owner/name` on the hub."""
     name: str | None = None
+    """Its domain; else the folder's name."""
     exemplars: str | None = None
+    """JSONL of `prompt` or `prompt` and `response`, for methods that read data."""
     parameters: dict[str, Any] | None = None
+    """Of this model alone."""
 
 
 class SourceSection(Section):
     """One source of a slice: layers `layer_range[0]` … `layer_range[1]` − 1 of a model."""
 
     model: ModelName
+    """A model, as under `models:`."""
     layer_range: list[Whole] = Field(min_length=2, max_length=2)
+    """Its first layer, and the one behind its last."""
     name: str | None = None
+    """Its domain."""
     parameters: dict[str, Any] | None = None
+    """Of this source alone."""
 
 
 class SliceSection(Section):
     """A run of layers of the result; its sources are merged layer by layer."""
 
     sources: list[Any]
+    """The models whose layers are merged, each with its range."""
     base_model: ModelName | None = None
+    """The reference of this slice."""
     parameters: dict[str, Any] | None = None
+    """Of this slice alone."""
 
 
 class ModuleSection(Section):
@@ -84,12 +95,19 @@ class CaptureSection(Section):
     """
 
     limit: int | None = Field(default=None, ge=1)
+    """Exemplars from the top of each file; else all."""
     max_length: int = Field(default=256, ge=1)
+    """Tokens of prompt and response together."""
     skip_bos: bool = False
+    """Leave each exemplar's first token out of the sums."""
     scale: float = Field(default=1.0, allow_inf_nan=False)
+    """Features of θ_ref + scale · Δ instead of the expert's."""
     labels: Literal["argmax", "sampled", "data"] = "argmax"
+    """For fisher: the likeliest label, one drawn by the model, or the response."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where exemplars pass through the experts."""
     folder: str | None = None
+    """Where another machine left its statistics."""
 
 
 Dtype = Annotated[
@@ -102,8 +120,11 @@ class TokenizerSection(Section):
     """mergekit's long form of `tokenizer_source`."""
 
     source: ModelName = "union"
+    """`base`, `union`, or the model whose tokenizer is taken."""
     tokens: dict[str, Any] | None = None
+    """Rows of single tokens: where each comes from."""
     pad_to_multiple_of: Annotated[Whole, Field(ge=0)] | None = None
+    """Rows of the embedding are padded to a multiple of this."""
 
 
 class TokenRowSection(Section):
@@ -160,25 +181,45 @@ class RecipeSection(Section):
     """The top level. Its sections are checked one by one, so that each reports all its problems."""
 
     name: str | None = None
+    """Of the recipe in a file of several."""
     merge_method: str | None = None
+    """How the models become one; `checkpoint` with `anchor:` for a merge made elsewhere."""
     base_model: ModelName | None = None
+    """The reference that the experts were fine-tuned from."""
     models: list[Any] = []
+    """The experts."""
     slices: list[Any] = []
+    """Runs of layers that are stacked, in place of `models:`."""
     modules: dict[str, Any] | None = None
+    """Parts of a model that are merged each in its own way."""
     parameters: dict[str, Any] | None = None
+    """Of the method, for all models."""
     dtype: Dtype | None = None
+    """The type that is written; else that of the models."""
     out_dtype: Dtype | None = None
+    """The same, and goes before it."""
     tokenizer_source: ModelName | None = None
+    """`base`, `union`, or the model whose tokenizer is taken."""
     tokenizer: Any = None
+    """The same in its long form."""
     chat_template: str | None = None
+    """A template's name, a `.jinja` file, or the text itself."""
     preset: Literal["mergekit", "paper"] = "mergekit"
+    """Whose defaults hold where mergekit and the papers differ."""
     seed: int = 0
+    """Of random draws."""
     anchor: str | None = None
+    """A stored merge that is repaired."""
     capture: Any = None
+    """How methods that read data are given it."""
     search: Any = None
+    """Coefficients found by MERGE³."""
     guide: Any = None
+    """Calls that steer the weights."""
     repair: Any = None
+    """The repair of the merge."""
     tune: Any = None
+    """What `sigmerge tune` may spend and tries."""
 
 
 def worded(items: Sequence[Any], known: Iterable[str]) -> str:
