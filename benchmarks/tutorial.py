@@ -46,9 +46,10 @@ def followed(home: Path, wheel: Path) -> list[tuple[str, float, str]]:
     kept = {
         key: value for key, value in os.environ.items() if key in ("PATH", "LANG") or "PIP_" in key
     }
+    kept |= {"HOME": str(home), "PIP_NO_CACHE_DIR": "1", "PIP_CONSTRAINT": str(CONSTRAINTS)}
     shell = subprocess.Popen(
-        ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        cwd=work, env={**kept, "HOME": str(home), "PIP_NO_CACHE_DIR": "1", "PIP_CONSTRAINT": str(CONSTRAINTS)},
+        ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, cwd=work, env=kept,
     )  # fmt: skip
     assert shell.stdin is not None and shell.stdout is not None
     rows = []
@@ -76,8 +77,8 @@ def page(rows: list[tuple[str, float, str]], wheel: str) -> str:
     load = os.getloadavg()[2]
     text = (
         "# A transcript of the tutorial\n\n`python -m benchmarks.tutorial WHEEL` wrote this page: "
-        "the commands of [the tutorial](tutorial.md), one after the other, in an empty environment, "
-        "from an empty home and without a cache of pip, in the versions of `constraints.txt`. "
+        "the commands of [the tutorial](tutorial.md), one after the other, in an empty "
+        "environment, from an empty home and without a cache of pip, in the versions of `constraints.txt`. "
         f"{whole / 60:.1f} minutes in all, {installed / 60:.1f} of them the installation, on "
         f"{os.cpu_count()} cores that other work had busy meanwhile: {load:.0f} programs wanted to "
         f"run at a time, a mean over 15 minutes. {datetime.now(UTC):%Y-%m-%d}, `{wheel}`. Lines of "

@@ -23,8 +23,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
 INSTALLS = ("pip install ", "python3 -m venv env ")
 """What `make dist` runs in empty environments."""
-LONG = ("--engine ray", "sigmerge search search.yaml found/", "sigmerge suite mine.yaml grid/",
-        "sigmerge analyze grid/")  # fmt: skip
+LONG = (
+    "--engine ray --threads 1",
+    "sigmerge search search.yaml found/",
+    "sigmerge suite mine.yaml grid/",
+    "sigmerge analyze grid/",
+)
 """Ends of commands that only the campaign runs; a dry run stands above each where it has one."""
 
 
