@@ -78,7 +78,8 @@ def page(rows: list[tuple[str, float, str]], wheel: str) -> str:
     text = (
         "# A transcript of the tutorial\n\n`python -m benchmarks.tutorial WHEEL` wrote this page: "
         "the commands of [the tutorial](tutorial.md), one after the other, in an empty "
-        "environment, from an empty home and without a cache of pip, in the versions of `constraints.txt`. "
+        "environment, from an empty home and without a cache of pip, in the "
+        "versions of `constraints.txt`. "
         f"{whole / 60:.1f} minutes in all, {installed / 60:.1f} of them the installation, on "
         f"{os.cpu_count()} cores that other work had busy meanwhile: {load:.0f} programs wanted to "
         f"run at a time, a mean over 15 minutes. {datetime.now(UTC):%Y-%m-%d}, `{wheel}`. Lines of "
