@@ -254,7 +254,9 @@ static void bind_failures(nb::module_ &m) {
 }  // namespace sm
 
 NB_MODULE(_native, m) {
-    sm::isa_choose();
+    if (!sm::isa_choose())
+        throw nb::import_error("this build or this processor does not have the instruction set that the "
+                               "environment variable SIGMERGE_ISA names; leave it unset to take the best one");
     sm::bind_isa(m);
     sm::bind_failures(m);
     sm::bind_convert(m);

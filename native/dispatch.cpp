@@ -82,13 +82,15 @@ void isa_use(int isa) {
     used = isa;
 }
 
-void isa_choose() {
+bool isa_choose() {
     const char *wanted = getenv("SIGMERGE_ISA");
-    int best = 0;
+    bool found = false;
     for (int isa = 0; isa < ISAS; isa++)
-        if (isa_names[isa] && isa_runs(isa) && (!wanted || !*wanted || !strcmp(wanted, isa_names[isa])))
-            best = isa;
-    isa_use(best);
+        if (isa_names[isa] && isa_runs(isa) && (!wanted || !*wanted || !strcmp(wanted, isa_names[isa]))) {
+            isa_use(isa);
+            found = true;
+        }
+    return found;
 }
 
 }  // namespace sm

@@ -8,6 +8,6 @@ extern const char *const isa_names[ISAS];  // from the oldest on; null where thi
 bool isa_runs(int isa);                    // whether this build and this processor have it
 void isa_use(int isa);
 int isa_used();
-void isa_choose();  // the newest there is, or SIGMERGE_ISA
+bool isa_choose();  // the newest there is, or SIGMERGE_ISA; false if there is none
 
 }  // namespace sm

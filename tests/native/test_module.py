@@ -29,6 +29,17 @@ def test_the_environment_chooses_an_instruction_set(isa: str) -> None:
     assert done.stdout.strip() == isa
 
 
+def test_an_instruction_set_that_is_not_there_is_an_error(isa: str) -> None:
+    if isa != _native.isas()[-1]:
+        pytest.skip("once")
+    done = subprocess.run(
+        [sys.executable, "-c", "from sigmerge import _native"],
+        env={"SIGMERGE_ISA": "avx2", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode and "SIGMERGE_ISA" in done.stderr.splitlines()[-1]
+
+
 def test_no_other_instruction_set_is_taken() -> None:
     with pytest.raises(ValueError, match="no such instruction set"):
         _native.use_isa("v9")
