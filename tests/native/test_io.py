@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from sigmerge import _native
+from sigmerge.core import claim, merge
+from sigmerge.core.dtypes import BF16, F32
 
 WORD = 0xFFFFFFFF
 
@@ -103,3 +105,32 @@ def test_checksums_of_a_file_are_those_of_its_pieces(tmp_path: Path, seed: int) 
     os.close(handle)
     with file.open("ab") as stream, pytest.raises(_native.ReadFailed):  # which cannot be read
         _native.read_summed(stream.fileno(), 0, longer[:9], ends, totals)
+
+
+@pytest.mark.parametrize("loop", ["weighted_rows", "merge", "admit"])
+def test_a_place_that_32_bits_do_not_hold(tmp_path: Path, loop: str) -> None:
+    """Members and result lie behind 4 GiB of a file that is mostly a hole."""
+    size, far = 40_000, (4 << 30) + 6
+    values = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    raw = (values.view(np.uint32) >> 16).astype(np.uint16)
+    expected = 2 * (raw.astype(np.uint32) << 16).view(np.float32)
+    handle = os.open(tmp_path / "long", os.O_RDWR | os.O_CREAT)
+    os.pwrite(handle, raw.tobytes(), far)
+    out = np.array([F32, handle, far + 2 * size])
+    one, row = np.full(1, 2, np.float32), np.array([[BF16, handle, far]])
+    if loop == "weighted_rows":
+        _native.weighted_rows(one, False, np.zeros((0, 3), np.float32), row, size, out)
+    elif loop == "merge":
+        formula = merge.formula(one, vectors=False, combine=merge.DISJOINT)
+        merge.merge(formula, row, 0, size, size, 512, out, np.zeros(1))
+    else:
+        zeros = np.zeros(size, np.uint16)
+        nothing = [BF16, -1, zeros.ctypes.data]
+        members = np.array([row[0], nothing, nothing])[:, None].copy()
+        update = claim.Admission(claim.ADD, 2.0, np.array([0]), 0, np.zeros((1, 2), np.int64))
+        owner = np.zeros(size, np.uint8)
+        claim.admit(update, np.array([0, size]), owner, 0, 1, members, out)
+    found = np.empty(size, np.float32)
+    _native.read(handle, far + 2 * size, found)
+    os.close(handle)
+    assert np.array_equal(found, expected)
