@@ -70,9 +70,16 @@ def test_narrow_refuses_what_is_not_finite(bits):
     assert not dtypes.NARROW["BF16"](values, np.empty(3, np.uint16))
 
 
-def test_narrow_refuses_a_number_that_rounds_to_infinity():
+@pytest.mark.parametrize(("kind", "least"), [("BF16", 0x7F7F8000), ("F16", 0x477FF000)])
+@pytest.mark.parametrize("sign", [0, 1 << 31])
+def test_narrow_refuses_a_number_that_rounds_to_infinity(kind, least, sign):
+    """From half a step above the largest number on, and not one pattern before."""
+    below, first = np.array([[least - 1], [least]], np.uint32) | np.uint32(sign)
+    out = np.empty(1, np.uint16)
+    assert dtypes.NARROW[kind](below.view(np.float32), out)
+    assert not dtypes.NARROW[kind](first.view(np.float32), out)
     largest = np.array([0x7F7FFFFF], np.uint32).view(np.float32)
-    assert not dtypes.NARROW["BF16"](largest, np.empty(1, np.uint16))
+    assert not dtypes.NARROW[kind](largest, out)
 
 
 def test_float16_is_numpys():

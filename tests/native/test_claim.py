@@ -219,7 +219,8 @@ def test_add_sparse(size):
     draws = np.empty(size, np.uint32)
     philox.fill((3, 4), 0, draws)
     anchor = np.full(size, -0.0, np.float32)
-    for below in (0, 1 << 31, 1 << 32):
+    drawn = map(int, draws[owner < 2][:1])  # a draw that is the bound itself keeps its entry
+    for below in (0, 1 << 31, *drawn, 1 << 32):
         values = OneTile(delta).admit(anchor, owner, claim.SPARSE, 6.0, below)
         kept = (owner < 2) & (draws.astype(np.int64) >= below)
         expected = np.where(kept, anchor + np.float32(6) * delta, anchor)
