@@ -35,7 +35,7 @@ def inside_of(tiles: list[np.ndarray], first: int, last: int) -> tuple[np.ndarra
     return counts[0], left_out[0], int(above[0])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     values=st.lists(
         st.sampled_from(NASTY) | st.floats(width=32, allow_nan=False, allow_infinity=False),

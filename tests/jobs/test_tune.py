@@ -237,7 +237,7 @@ def test_methods_to_compare_with_keep_the_budget(
     assert again.calls == result.calls
 
 
-@pytest.mark.parametrize("method", ["random", "merge3"])
+@pytest.mark.parametrize("method", ["random", pytest.param("merge3", marks=pytest.mark.campaign)])
 def test_a_search_stays_in_its_box_and_fills_it(
     method: str, pool: PoolOnDisk, tmp_path: Path
 ) -> None:
@@ -285,10 +285,10 @@ def test_adamerging_learns_without_calls_and_takes_two(
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [
-        ("linear", {"weight": 1.0}),
+        pytest.param("linear", {"weight": 1.0}, marks=pytest.mark.campaign),
         ("ties", {"weight": 1.0, "density": 0.5}),
         ("dare_linear", {"weight": 0.4, "density": 0.5}),
-        ("cabs", {"weight": 0.4}),
+        pytest.param("cabs", {"weight": 0.4}, marks=pytest.mark.campaign),
         ("lines", {"weight": 0.4, "on": "task_arithmetic"}),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -114,7 +115,11 @@ def test_the_winner_is_a_plain_merge_that_can_be_made_again(whole: Path, tmp_pat
     assert settings == result["best"]["settings"]
 
 
-@pytest.mark.parametrize("method", ["linear", "task_arithmetic", "ties", "dare_ties"])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=pytest.mark.campaign) for name in ("linear", "task_arithmetic")]
+    + ["ties", "dare_ties"],
+)
 def test_what_was_scored_is_what_is_stored(method: str, pool: PoolOnDisk, tmp_path: Path) -> None:
     """The weights in memory are those of the folder, to the last bit, for every operator."""
 
@@ -228,8 +233,17 @@ def test_the_search_finds_more_than_the_first_generation(pool: PoolOnDisk, tmp_p
     assert result.as_json()["ability_runs"] == 0 and result.as_json()["held_out_error"] == {}
 
 
-@pytest.mark.parametrize("estimator", ["mean", "p-irt", "gp-irt", "mp-irt", "gmp-irt"])
-@pytest.mark.parametrize("extraction", ["uniform", "clusters"])
+ESTIMATORS = ("mean", "p-irt", "gp-irt", "mp-irt", "gmp-irt")
+EACH_ONCE = {("uniform", name) for name in ESTIMATORS} | {("clusters", "mean")}
+
+
+@pytest.mark.parametrize(
+    ("extraction", "estimator"),
+    [
+        pytest.param(*way, marks=[] if way in EACH_ONCE else pytest.mark.campaign)
+        for way in itertools.product(("uniform", "clusters"), ESTIMATORS)
+    ],
+)
 def test_every_estimator_and_extraction(
     estimator: str, extraction: str, pool: PoolOnDisk, tmp_path: Path
 ) -> None:

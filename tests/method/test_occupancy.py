@@ -132,7 +132,7 @@ def masks(claims: occupancy.Claims) -> list[frozenset[int]]:
 # Against the oracle
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pools())
 def test_owner_map_is_the_oracles(pool):
     deltas, order, quota, tiles = pool
@@ -281,7 +281,7 @@ def test_as_many_domains_as_an_owner_map_has_names():
 # Theorem 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pools())
 def test_masks_are_disjoint_and_of_the_quotas_size(pool):
     deltas, order, quota, tiles = pool
@@ -292,7 +292,7 @@ def test_masks_are_disjoint_and_of_the_quotas_size(pool):
     assert np.count_nonzero(claims.owner == FREE) == deltas.shape[1] - sum(quota)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pools())
 def test_support_bounds(pool):
     deltas, order, quota, tiles = pool

@@ -55,22 +55,6 @@ def test_mean_row_leaves_a_column_with_a_hole_open():
     assert mean.repaired is None and mean.gain is None
 
 
-def test_markdown():
-    hurt = PairedScores(experts=EXPERTS, anchor=REPAIRED, repaired=ANCHOR)
-    rows = [table.paired_row("TIES", SCORES), table.paired_row("a|b", hurt)]
-    assert table.markdown(rows) == (
-        "| anchor | Macro-3 | + repair | gain | residual gap | after repair |\n"
-        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
-        "| TIES | 65.00 | 80.00 | +15.00 | 16.67 | 6.67 |\n"
-        "| a\\|b | 80.00 | 65.00 | −15.00 | 6.67 | 16.67 |\n"
-        "| mean | 72.50 | 72.50 | +0.00 | 11.67 | 11.67 |\n"
-    )
-
-
-def test_one_row_has_no_mean():
-    assert "mean" not in table.markdown([table.paired_row("TIES", SCORES)])
-
-
 def test_terminal():
     hurt = PairedScores(experts=EXPERTS, anchor=REPAIRED, repaired=ANCHOR)
     rows = [table.paired_row("TIES", SCORES), table.paired_row("a|b", hurt)]

@@ -1,4 +1,4 @@
-"""The figures of the page: what a plan and its scores say, each as chart, caption and table.
+"""The figures of the page about a plan and its scores: chart, caption and table.
 
 Captions use the paper's words: conflict, capacity, deficit, share, claim. A figure whose numbers
 are missing is left out.
@@ -21,7 +21,7 @@ VIEW_LETTERS = {"representation": "r", "direction": "p", "sign": "s"}
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the figures draw of a plan, a profile or deficits; what is empty was not measured."""
+    """The values that figures show of a plan, a profile or deficits; empty if not measured."""
 
     domains: Sequence[str] = ()
     views: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Drawn:
 
 
 def drawn(plan: MergePlan | None) -> Drawn:
-    """A plan as the figures draw it; a dense merge has nothing to draw."""
+    """The values of a plan for the figures; empty for a dense merge."""
     if not isinstance(plan, RepairPlan):
         return Drawn()
     return Drawn(**{each.name: getattr(plan, each.name) for each in fields(Drawn)})
@@ -500,7 +500,7 @@ def _scores_caption(scores: PairedScores, best: Mapping[str, float]) -> str:
 
 
 def _as_in_paper(plan: Drawn) -> bool:
-    """Controls and ablations change a rule on purpose; captions must not claim it for them."""
+    """False for controls and ablations, whose captions must not claim the paper's rule."""
     return plan.variant == "default"
 
 
@@ -559,7 +559,7 @@ def _extremes(values: Sequence[float]) -> tuple[int, int]:
 
 
 def _brief(value: float) -> str:
-    """A number where room is short: 12.3k, 4.5M."""
+    """A short form of a number: 12.3k, 4.5M."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if value >= 0.9995 * size:
             return f"{value / size:.3g}{unit}"

@@ -14,7 +14,7 @@ from sigmerge.errors import require
 
 
 def require_page() -> None:
-    """Raise MissingExtra where no page can be made."""
+    """Raise MissingExtra if jinja2 is not installed."""
     require("The report page", report=["jinja2"])
 
 

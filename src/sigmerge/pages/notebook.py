@@ -1,4 +1,4 @@
-"""How results look in a notebook: the page's figures and tables, with the page's style.
+"""Notebook displays of results: the page's figures and tables, with the page's style.
 
 Every display is one frame that holds a whole document, so that neither its style nor the
 notebook's reaches the other.
@@ -50,7 +50,7 @@ def profile(plan: Drawn, warnings: Sequence[str]) -> str:
 
 
 def deficits(plan: Drawn, anchor: DomainScores, missing: Mapping[str, Sequence[str]]) -> str:
-    """What the anchor lost on every domain, and the shares."""
+    """The deficit of every domain, and the shares."""
     rows = [
         (
             domain,

@@ -59,7 +59,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class RunView:
-    """What the template needs of a run: everything is text by now."""
+    """A run as the template reads it: all values are text."""
 
     name: str
     tags: Sequence[tuple[str, str]]
@@ -193,7 +193,7 @@ def _tags(run: PageRun) -> list[tuple[str, str]]:
 
 
 def _headline(row: PairedRow | None, run: PageRun) -> list[tuple[str, str, str]]:
-    """The few numbers to take away."""
+    """The main numbers of a run."""
     facts = []
     if row:
         name, noise = f"Macro-{row.domains}", row.noise
@@ -250,7 +250,7 @@ def _notices(run: PageRun, row: PairedRow | None) -> list[Notice]:
 
 
 def _ingredients(recipe: str) -> Grid | None:
-    """What the recipe merges, and with what."""
+    """The models and the parameters of the recipe."""
     try:
         content = parse_yaml(recipe, "the recipe").value
     except SigmergeError:

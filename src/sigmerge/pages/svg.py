@@ -57,7 +57,7 @@ class BeforeAfter:
 
 @dataclass(frozen=True)
 class Turn:
-    """One of several who take parts of a whole one after another: taken before, and now."""
+    """One of several domains that take parts of a whole in turn: taken before, and now."""
 
     label: str
     kind: str

@@ -1,4 +1,4 @@
-"""The paired table: each anchor beside its repaired merge, on the terminal and in Markdown.
+"""The paired table: each anchor beside its repaired merge.
 
 Scores are fractions in files and percent in print. Macro-5 is the unweighted mean of the domain
 scores; the residual gap is the mean over domains of how far a merge stays behind the strongest
@@ -19,7 +19,7 @@ from sigmerge.records import PairedScores
 
 @dataclass(frozen=True)
 class MacroNoise:
-    """The items behind a row, and the standard errors that they leave; None where not known."""
+    """The number of items behind a row, and its standard errors; None where unknown."""
 
     items: int
     anchor: float | None
@@ -128,7 +128,7 @@ def between(printed: str, error: float | None) -> str:
 
 
 def direction(gain: float | None, error: float | None = None) -> str:
-    """Whether a gain is one: "up", "down", or "level" if it lies within its 95 % interval."""
+    """Direction of a gain: "up", "down", or "level" within its 95 % interval."""
     if not gain or abs(gain) <= (margin(error) or 0.0):
         return "level"
     return "up" if gain > 0 else "down"
@@ -172,15 +172,3 @@ def plain(rows: Sequence[PairedRow]) -> list[str]:
     rule = "─" * len(shown[0])
     mean = [rule, *shown[1 + len(rows) :]] if shown[1 + len(rows) :] else []
     return [shown[0], rule, *shown[1 : 1 + len(rows)], *mean]
-
-
-def markdown(rows: Sequence[PairedRow]) -> str:
-    """The paired table for the docs."""
-    head = headings(rows)
-    lines = [head, ("---", *["---:"] * (len(head) - 1))]
-    lines += [(_plain(name), *numbers) for name, *numbers in map(cells, with_mean(rows))]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""The page of a tuning: what was gained, and the path to it call by call."""
+"""The page of a tuning: the gain, and the path to it call by call."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _steps(record: TuneRecord) -> Figure:
 
 
 def _leaders(calls: Sequence[TuneCall]) -> list[int]:
-    """Which call is the best after each: the floors before the objective, of equals the first."""
+    """The best call after each one: floors before the objective, of equals the first."""
     leaders = [0]
     for i, call in enumerate(calls[1:], start=1):
         best = calls[leaders[-1]]

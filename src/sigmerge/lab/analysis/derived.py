@@ -1,4 +1,4 @@
-"""What tables and figures both need of the results: sweeps, profiles, changes by metric."""
+"""Values that tables and figures share: sweeps, profiles, changes by metric."""
 
 from __future__ import annotations
 

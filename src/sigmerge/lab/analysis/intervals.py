@@ -40,7 +40,7 @@ class Gain(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What is compared: the means over `after` (seeds of one setting) with one run."""
+    """A comparison: the mean over `after` (seeds of one setting) against one run."""
 
     names: tuple[str, ...]
     after: tuple[str, ...]

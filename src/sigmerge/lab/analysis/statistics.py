@@ -20,7 +20,7 @@ DECIMALS = 12
 
 
 def _stats() -> Any:
-    """SciPy's, which takes longer to load than all else and belongs to an extra."""
+    """scipy.stats, imported late: it is slow to load and belongs to an extra."""
     from scipy import stats
 
     return stats
@@ -40,7 +40,7 @@ class SeedSummary:
 
 @dataclass(frozen=True)
 class Count:
-    """So many of so many."""
+    """A count out of a total."""
 
     hits: int
     of: int

@@ -1,4 +1,4 @@
-"""What building a checkpoint takes, whatever of it an earlier run had left (ruling 25)."""
+"""The cost of building a checkpoint from nothing, cached parts included (ruling 25)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sigmerge.results import Captured, Merged
 
 @dataclass(frozen=True)
 class Shared:
-    """What the repairs of a pool share: seconds of the profile, once measured from nothing."""
+    """Costs that the repairs of a pool share: seconds of the profile, measured once."""
 
     profile_seconds: float
 
@@ -35,7 +35,7 @@ def on_gpu(recipe: Recipe) -> bool:
 
 
 def merge_cost(recipe: Recipe, folder: Path, captures: Iterable[Captured]) -> BuildCost:
-    """Of a dense merge and the captures it reads, or of a search."""
+    """Cost of a dense merge with the captures it reads, or of a search."""
     records = folder / RECORDS_FOLDER
     if recipe.search is not None:
         return _search_cost(read(SearchRecord, records / "search.json"), on_gpu(recipe))
@@ -74,7 +74,7 @@ def _search_cost(found: SearchRecord, gpu: bool) -> BuildCost:
 
 
 def repair_cost(job: RepairJob, made: Merged, anchor: MeasuredScores, shared: Shared) -> BuildCost:
-    """Of a repair on top of its anchor; `anchor` are its calibration scores.
+    """Cost of a repair beyond its anchor; `anchor` has the anchor's calibration scores.
 
     The looks of the job's scorer are at the experts, the anchor and the candidates, in this order.
     """

@@ -1,4 +1,4 @@
-"""What a suite would do on a pool: merges, evaluations, items, tokens and disk, from headers."""
+"""The dry run of a suite on a pool: merges, evaluations, items, tokens and disk."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def describe_ranking(plan: PoolPlan, options: Options) -> Step:
 
 
 def _check_merge(plan: PoolPlan, method: MethodSection, options: Options) -> None:
-    """What `plan_dense` checks, without the digests of weights that name statistics."""
+    """The checks of `plan_dense`, without hashing weights for the keys of statistics."""
     recipe = plan.recipe(method, method.seeds[0], plan.suite.default, 0)
     pool, outside = open_merge_pool(recipe, options)
     assert recipe.operator is not None

@@ -49,7 +49,7 @@ class Maker:
                 self._store(replace(row, scores=scores))
 
     def before(self, groups: Iterable[Group]) -> Shared | None:
-        """What groups share, made before they are made side by side."""
+        """Make what groups share, before they run concurrently."""
         repairs = False
         for group in groups:
             self._captured(group.recipe)
@@ -58,7 +58,7 @@ class Maker:
 
     @cached_property
     def shared(self) -> Shared:
-        """What all repairs share, measured from nothing once for each suite that is run."""
+        """Costs that all repairs share, measured from nothing once for each run of a suite."""
         if self.known is not None:
             return self.known
         recipe, meter = self.plan.plain, Meter()
@@ -96,7 +96,7 @@ class Maker:
         self.store.append(run)
 
     def _captured(self, recipe: Recipe) -> Captures:
-        """The statistics that a merge reads, made before it: their time is measured apart."""
+        """Capture the statistics of a merge before it, to measure their time separately."""
         if recipe.operator is None or not recipe.operator.needs:
             return Captures()
         return CaptureJob(recipe, self.options).run()

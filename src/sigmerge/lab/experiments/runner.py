@@ -56,7 +56,7 @@ SUITE_FOLDER = WorkFolder(
 
 
 class SuiteResult(Part):
-    """How many runs the store holds, and how many of them were made now."""
+    """Number of runs in the store, and of those made now."""
 
     out: str
     store: str
@@ -231,7 +231,7 @@ class _Running:
                 self._overview(now)
 
     def _overview(self, running: str) -> None:
-        """One bar for each pool, and a file for whoever looks from outside."""
+        """A progress bar for each pool, and overview.json for other programs."""
         done = self.store.keys()
         counts = {n: (len(done.intersection(k)), len(k)) for n, k in self.rows.items()}
         for name, (now, total) in counts.items():

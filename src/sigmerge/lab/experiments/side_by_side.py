@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from sigmerge.engine.cluster import Cluster
 
 WAIT_SECONDS = 1.0
-"""How often the waiting process says what runs."""
+"""Seconds between two progress reports of the waiting process."""
 
 
 class Team:
-    """Open it with `with`. An error of one process ends the others after what they make."""
+    """A context manager. After an error of one process the others end with their current run."""
 
     def __init__(self, jobs: int, out: Path, cluster: Cluster | None = None) -> None:
         self._out, self._jobs, self._cluster = out, jobs, cluster
@@ -58,7 +58,7 @@ class Team:
         return self._submit(label, _make, self._out, plan, number, shared, options)
 
     def wait(self, futures: Mapping[str, Future[Any]]) -> Iterator[str]:
-        """Until all are done: at every look, which are at work."""
+        """Wait until all are done; yields the running ones at every poll."""
         left = set(futures.values())
         while left:
             at_work = [name for name, future in futures.items() if future.running()]

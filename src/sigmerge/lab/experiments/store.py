@@ -37,7 +37,7 @@ LEFT_ALONE = {
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_INTERRUPT,
 }  # fmt: skip
-"""What SQLite reports of a file that is sound, but cannot be written or read now."""
+"""SQLite errors of an intact file that cannot be written or read now."""
 ANALYSIS = "analysis"
 """The name of the folder beside a store that its analysis is written to."""
 SCHEMA = 3
@@ -119,7 +119,7 @@ class BuildCost:
 
 @dataclass(frozen=True)
 class Signals:
-    """What the repair measured: lists over layers, mappings over domains."""
+    """Measurements of a repair: lists over layers, mappings over domains."""
 
     views: Mapping[str, Sequence[float]] = field(default_factory=dict)
     conflict: Sequence[float] = ()
@@ -260,7 +260,7 @@ class RunStore:
         return True
 
     def _checksum(self, run: tuple[Any, ...], scores: Sequence[tuple[Any, ...]]) -> str:
-        """By which a run with a wrong bit in its rows, or in those of its pool, is known."""
+        """Checksum of a run's rows and of its pool's."""
         pool = self._one("SELECT * FROM pools WHERE key = ?", (run[1],))
         return checksum_of([pool, run, sorted(map(_short, scores))])
 
@@ -274,7 +274,7 @@ class RunStore:
             raise _damaged(self.path, problems[0])
 
     def _changed(self) -> Iterator[str]:
-        """Runs that are not as they were stored."""
+        """Runs whose checksum does not match."""
         scores: dict[str, list[tuple[Any, ...]]] = {}
         for row in self._connection.execute(f"SELECT run, {', '.join(_SCORE)} FROM scores"):
             scores.setdefault(row[0], []).append(row)
@@ -288,7 +288,7 @@ class RunStore:
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
-        """What is read in here is of one moment, though an experiment may add runs meanwhile."""
+        """Read a consistent snapshot, though an experiment may add runs meanwhile."""
         self._connection.execute("BEGIN")
         try:
             yield
@@ -424,7 +424,7 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """What SQLite reports names the store, and says what to do."""
+    """Convert SQLite errors: the message names the store and says what to do."""
     try:
         yield
     except sqlite3.DatabaseError as problem:
