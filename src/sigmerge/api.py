@@ -72,14 +72,14 @@ class Job(Protocol[_MadeHere]):
 
 
 class Verb(Protocol[Arguments, _MadeHere]):
-    """A verb: called, it does its job; `plan`, called alike, says what the job would do."""
+    """A verb: a call does the job; `plan`, with the same arguments, describes it."""
 
     def __call__(self, *given: Arguments.args, **how: Arguments.kwargs) -> _MadeHere: ...
 
     def plan(self, *given: Arguments.args, **how: Arguments.kwargs) -> Description:
-        """What the call would do: its steps, bytes, memory and evaluation calls.
+        """A dry run of the call: its steps, bytes, memory and evaluation calls.
 
-        Everything is checked that can be checked before a tensor is read; nothing is written.
+        Makes every check that needs no tensor; writes nothing.
         """
 
 
@@ -216,7 +216,7 @@ def deficits(
     score: ScoreFunction | None = None,
     **how: Unpack[Keywords],
 ) -> Job[Deficits]:
-    """Measure what a stored anchor lost on every domain, and the shares that gives.
+    """Measure the deficit of a stored anchor on every domain, and the shares that follow.
 
     `score` is a callable from a checkpoint folder to {domain: fraction}.
 
@@ -397,9 +397,9 @@ def evaluate(
     progress: Callable[[str, int, int], None] | None = None,
     announce: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Job[Result]:
-    """Score a checkpoint on a suite. Items that were scored before are not scored again.
+    """Score a checkpoint on a suite. Cached items are not scored again.
 
-    `out` is a file for the result, `answers` one for what the model said to every item.
+    `out` is a file for the result, `answers` one for the model's answer to every item.
 
     >>> sigmerge.evaluate.plan("merged", "nano").evaluation_calls
     1
@@ -451,7 +451,7 @@ def suite(
     jobs: int = 1,
     **how: Unpack[Keywords],
 ) -> Job[SuiteResult]:
-    """Run pools × anchors × settings of a suite into one store, and go on where it stopped.
+    """Run pools × anchors × settings of a suite into one store; continues an interrupted one.
 
     `pools` are folders that take the place of the suite's own. `jobs` processes make the runs; more
     than one need a script that is guarded by `if __name__ == "__main__":`.
@@ -521,7 +521,7 @@ def verify(
 ) -> Reports:
     """Check a result against its records; with `deep` compute blocks again from the inputs.
 
-    So many `blocks` are drawn by the `seed`; None are all of them, and another seed each time.
+    `blocks` is how many are drawn by the `seed`, None all; without a seed they differ each time.
 
     >>> sigmerge.verify("merged").ok
     True
@@ -543,7 +543,7 @@ def extract(
     energy: float | None = None,
     **how: Unpack[Keywords],
 ) -> Job[Extracted]:
-    """What a model learnt beyond its base, as a LoRA adapter in PEFT's format.
+    """Write the difference of a model and its base as a LoRA adapter in PEFT's format.
 
     The largest singular values of each matrix of the layers: `rank` of them, 16 if nothing is said,
     or as few as keep `energy`, a part of the squared norm.
@@ -559,7 +559,7 @@ def extract(
 
 
 def inspect(checkpoint: PathName, *others: PathName, allow_pickle: bool = False) -> Inspected:
-    """What the headers and texts of a checkpoint, or of model+adapter, say. Reads no tensor.
+    """Describe a checkpoint, or model+adapter, from its headers and configuration. Reads no tensor.
 
     With others: `warnings` has what their configurations compute otherwise. A folder with
     reference/ and the experts stands for all of them.
@@ -575,7 +575,7 @@ def inspect(checkpoint: PathName, *others: PathName, allow_pickle: bool = False)
 
 
 def diff(one: PathName, other: PathName, **how: Unpack[Keywords]) -> ModelDifference:
-    """How far two checkpoints are apart, layer by layer. Nothing is written.
+    """The distance of two checkpoints, layer by layer. Writes nothing.
 
     >>> parts = sigmerge.diff("pool/reference", "pool/math").parts
     >>> parts[0].name, parts[0].changed > 0

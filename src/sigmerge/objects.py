@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sigmerge.results import Merged, TuneResult
 
 Scores: TypeAlias = "ScoreFunction | PathName | Mapping[str, Any]"
-"""How well experts and anchor do: measured by a callable, in a file, or given."""
+"""Scores of experts and anchor: measured by a callable, in a file, or given."""
 
 
 class Pool:
@@ -93,13 +93,13 @@ class Pool:
         tokenizer_source: str | None = None,
         **how: Unpack[Keywords],
     ) -> Plan:
-        """What a merge by this method would do. Everything that headers show is checked here."""
+        """The plan of a merge by this method, after every check that headers allow."""
         how.setdefault("allow_pickle", self.allow_pickle)
         said = {"seed": seed, "dtype": dtype, "tokenizer_source": tokenizer_source}
         return self._recipe(_method(method), **said).plan(**how)
 
     def repair(self, anchor: PathName, *, deficits: Scores | None = None, **section: Any) -> Plan:
-        """What the repair of a stored merge would do, whatever made it; see `Plan.repair`."""
+        """The plan of a repair of a stored merge, also of another tool's; see `Plan.repair`."""
         own, score = _deficits(deficits)
         given = {
             "merge_method": "checkpoint",
@@ -174,7 +174,7 @@ class Recipe(recipes.Recipe):
         return cls(**{each.name: getattr(checked, each.name) for each in fields(checked)})
 
     def plan(self, score: ScoreFunction | None = None, **how: Unpack[Keywords]) -> Plan:
-        """What the merge would do; `score` measures the deficits of a recipe that repairs."""
+        """The plan of the merge; `score` measures the deficits of a recipe that repairs."""
         return Plan(self, Options(**how), score)
 
     def to_yaml(self) -> str:
@@ -184,7 +184,7 @@ class Recipe(recipes.Recipe):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a merge will do: it is checked, and nothing but headers has been read.
+    """A merge that was checked and not run yet; only headers were read.
 
     `save` writes a folder, `tensors` and `state_dict` return the merge, `load` copies it into a
     torch module: all with the same values.
@@ -316,7 +316,7 @@ def merge_state_dicts(
 
 
 def _deficits(given: Scores | None) -> tuple[dict[str, Any], ScoreFunction | None]:
-    """What a repair: section says of scores, and the callable that measures them in its place."""
+    """The scores for a repair: section, and the callable that measures them instead."""
     if given is None:
         return {}, None
     if isinstance(given, Mapping):
@@ -335,7 +335,7 @@ def _method(given: Method | Operator | str) -> Method:
 
 
 def _absolute(place: PathName) -> str:
-    """A place as recipes name it from anywhere: an address and a hub's name stay as they are."""
+    """An absolute path for a recipe; addresses and hub ids are unchanged."""
     parts = [part for part in split_adapter(Path(place)) if part is not None]
     here = [part.expanduser() for part in parts]
     if all(part.exists() for part in here):

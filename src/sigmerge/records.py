@@ -72,7 +72,7 @@ class Sealed(Record):
 
 
 class Member(Part):
-    """A checkpoint: where it was, and the digests of its weight files."""
+    """A checkpoint: its path, and the digests of its weight files."""
 
     path: str | None = None
     sha256: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Round(Part):
 
 
 class ScoreNoise(Part):
-    """How many items the score of a domain rests on, and what their number leaves open.
+    """The number of items behind a domain's score, and the standard error that follows.
 
     The others are standard errors of the scores, `gain` that of the repaired merge's less the
     anchor's, which answered the same items.

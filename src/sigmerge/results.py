@@ -1,4 +1,4 @@
-"""What the verbs return: objects with attributes, that a notebook shows as tables and figures."""
+"""Results of the verbs: objects with attributes, displayed in notebooks as tables and figures."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +44,7 @@ class Merged(Part):
 
 
 class Profile(Part):
-    """How contested every layer is, and the capacity that leaves it. Layers in depth order."""
+    """The conflict and the capacity of every layer, in depth order."""
 
     views: Mapping[str, tuple[float, ...]]
     conflict: tuple[float, ...]
@@ -68,7 +68,7 @@ class Profile(Part):
 
 
 class Deficits(Part):
-    """What the anchor lost on every domain, and the share of capacity that gives it."""
+    """The deficit of every domain, and its share of the capacity."""
 
     domains: tuple[str, ...]
     experts: Mapping[str, DomainScores]
@@ -207,7 +207,7 @@ class AggregatedRow(Part):
     macro: float
     submetrics: Mapping[str, float]
     residual_gaps: DomainScores
-    """By domain, what the checkpoint lacks to the strongest expert; empty without experts."""
+    """By domain the gap to the strongest expert; empty without experts."""
 
 
 class Aggregated(Part):
