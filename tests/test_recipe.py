@@ -674,39 +674,6 @@ def hub_recipe(pool: PoolOnDisk, *ids: str) -> dict[str, Any]:
     return pool.recipe("task_arithmetic") | {"models": models}
 
 
-def test_a_hub_id_is_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: PoolOnDisk
-) -> None:
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    asked: list[tuple[str, Any, bool]] = []
-
-    def snapshot_download(name: str, *, revision: str | None, **options: Any) -> str:
-        local = bool(options.get("local_files_only"))
-        asked.append((name, revision, local))
-        if local:
-            raise LocalEntryNotFoundError("not here")
-        return str(pool.experts["math"])
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    monkeypatch.chdir(tmp_path)
-    loaded = load_recipe(hub_recipe(pool, "org/model@v1.2"))
-    assert loaded.experts == {"model": pool.experts["math"]}
-    assert asked == [("org/model", "v1.2", True), ("org/model", "v1.2", False)]
-
-
-def test_what_the_hub_cannot_provide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[Any], pool: PoolOnDisk
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError) as error:
-        load_recipe(hub_recipe(pool, "org/model", "org/other"))
-    for i, name in enumerate(("org/model", "org/other")):
-        place = f"models[{i}].model: '{name}': no such folder, and the hub could not"
-        assert place in str(error.value)
-    assert len(hub) == 4
-
-
 def test_nothing_is_downloaded_for_a_recipe_that_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[Any], pool: PoolOnDisk
 ) -> None:

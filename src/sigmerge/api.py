@@ -35,6 +35,7 @@ from sigmerge.messages import shown as named
 from sigmerge.messages import unknown
 from sigmerge.progress import shown, silent
 from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.recipe.members import in_hub
 
 if TYPE_CHECKING:
     from sigmerge.evaluation.run import Result
@@ -118,7 +119,8 @@ def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Job[Mer
         raise RecipeError(
             f"{recipe}: holds several recipes; sigmerge.merge_several(file, out) merges each."
         )
-    return MergeJob(_recipe(recipe), target(out), _options(how))
+    options = _options(how)
+    return _over_hub(recipe, lambda one: MergeJob(one, target(out), options), options)
 
 
 @verb
@@ -254,7 +256,8 @@ def repair(
     from sigmerge.jobs.repair import RepairJob
 
     stored = place_of(anchor) if anchor is not None else None
-    return RepairJob(_recipe(recipe), target(out), _options(how), stored, score)
+    options, place = _options(how), target(out)
+    return _over_hub(recipe, lambda one: RepairJob(one, place, options, stored, score), options)
 
 
 @verb
@@ -289,7 +292,8 @@ def run(
     """
     from sigmerge.jobs.run import RunJob
 
-    return RunJob(_recipe(recipe), Path(out), _options(how), score)
+    options = _options(how)
+    return _over_hub(recipe, lambda one: RunJob(one, Path(out), options, score), options)
 
 
 @verb
@@ -587,16 +591,28 @@ def diff(one: PathName, other: PathName, **how: Unpack[Keywords]) -> ModelDiffer
         return DiffJob(Path(one), Path(other), _options({**how, "progress": bar})).run()
 
 
-def _recipe(recipe: RecipeLike) -> Recipe:
+def _recipe(recipe: RecipeLike, weights: bool = True) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, Mapping):
-        return load_recipe(recipe)
+        return load_recipe(recipe, weights=weights)
     if isinstance(recipe, str | PathLike):
-        return load_recipe(Path(recipe))
+        return load_recipe(Path(recipe), weights=weights)
     raise TypeError(
         f"{named(recipe)} is no recipe; give a YAML file's path, a mapping, or a Recipe"
     )
+
+
+def _over_hub(
+    recipe: RecipeLike, job_of: Callable[[Recipe], Job[Made]], options: Options
+) -> Job[Made]:
+    """The job of a recipe, whose models of the hub are downloaded when their headers are right."""
+    loaded = _recipe(recipe, weights=False)
+    if not in_hub(loaded):
+        return job_of(loaded)
+    from sigmerge.jobs.hub import HubJob
+
+    return HubJob(loaded, job_of, options)
 
 
 def _source(source: PathName | Mapping[str, Any]) -> str | Mapping[str, Any]:

@@ -21,7 +21,6 @@ from sigmerge.errors import PoolError
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import POINTER, read_bytes
 from sigmerge.files.safe_open import open_regular
-from sigmerge.files.yaml_documents import in_yaml
 from sigmerge.messages import counted
 
 TOKENIZER = (
@@ -145,30 +144,6 @@ def with_token_ids(config: dict[str, Any], other: dict[str, Any]) -> dict[str, A
         if key not in TOKEN_IDS or config.get("model_type") != other.get("model_type")
     }
     return kept | {key: other[key] for key in TOKEN_IDS if key in other}
-
-
-def model_card(
-    title: str, pool: PoolMembers, recipe: str, notes: Sequence[str], more: Sequence[str] = ()
-) -> str:
-    """README.md: what this is and how to make it again. The same for every run of the recipe."""
-    front = ["---", "library_name: transformers"]
-    front += ["base_model:", *(f"- {in_yaml(name)}" for name in _hub_names(pool))]
-    front += ["tags:", "- merge", "- sigmerge", "---", ""]
-    lines = [f"# {title}", "", "Made with [sigmerge](sigmerge/recipe.yaml), without training.", ""]
-    if pool.reference:
-        lines += [f"- reference: `{pool.reference.title}`"]
-    lines += [
-        f"- expert `{name}`: `{' '.join(member.title.split())}`"
-        for name, member in pool.experts.items()
-    ]
-    lines += ["", *more, *([""] if more else []), *(f"- note: {note}" for note in notes)]
-    lines += [*([""] if notes else []), "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
-    return "\n".join([*front, *lines])
-
-
-def _hub_names(pool: PoolMembers) -> list[str]:
-    """The members as a card names them: by hub id where their folder is a download of the hub."""
-    return list(dict.fromkeys(member.title for member in pool.members.values()))
 
 
 def companion_files(folder: Path) -> list[Path]:

@@ -74,7 +74,10 @@ def tied_head(embedding: str) -> str:
 
 
 def on_hub(folder: Path) -> str | None:
-    """owner/name of a snapshot in the hub's cache, whose own name is a commit; None elsewhere."""
+    """owner/name of a snapshot in the hub's cache, whose own name is a commit, or of what stands in
+    for one; None elsewhere."""
+    if (found := address(folder)).startswith("hf://"):
+        return "/".join(found.removeprefix("hf://").partition("@")[0].split("/")[:2])
     names = [part for part, inner in pairwise(folder.parts) if inner == "snapshots"]
     model = next((name for name in names if name.startswith("models--")), None)
     return model and model.removeprefix("models--").replace("--", "/")
@@ -334,7 +337,7 @@ def _existing_folder(path: Path) -> Path:
     return folder
 
 
-_SHARD = re.compile(r"-\d+-of-(?!0*1$)\d+$")
+SHARD = re.compile(r"-\d+-of-(?!0*1$)\d+$")
 _ALONE = "is an adapter; write its model before it, as in model+adapter."
 _GGUF = (
     "GGUF weights are quantised for inference and cannot be merged; "
@@ -396,7 +399,7 @@ def _indexed(folder: Path, name: str) -> list[Path]:
     """The shards that an index names, all of which exist."""
     index = folder / name
     check_file(folder, index)
-    files = [folder / _inside(index, shard) for shard in sorted(set(_weight_map(index).values()))]
+    files = [folder / _inside(index, shard) for shard in sorted(set(weight_map(index).values()))]
     if missing := [shown(file.name) for file in files if not is_there(file)]:
         raise PoolError(f"{folder}: shards named in {name} are missing:", missing[:SHOWN])
     return files
@@ -432,7 +435,7 @@ def _other_weights(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
 
 def _no_shards(folder: Path, files: list[Path], index: str) -> None:
     """Raise for shards without an index: a missing one could not be noticed."""
-    if parts := [file.name for file in files if _SHARD.search(file.stem)]:
+    if parts := [file.name for file in files if SHARD.search(file.stem)]:
         raise PoolError(
             f"{folder}: {parts[0]} is one of several shards, but there is no {index}; copy or "
             "download it."
@@ -445,11 +448,12 @@ def _checked(folder: Path, files: list[Path]) -> list[Path]:
     return files
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of every tensor, as an index has it."""
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
         raise PoolError(f"{index}: has no weight_map from tensor to file.")
-    return weight_map
+    return found
 
 
 def _inside(index: Path, name: str) -> PurePosixPath:
@@ -462,7 +466,7 @@ def _inside(index: Path, name: str) -> PurePosixPath:
 
 def _check_index(index: Path, tensors: dict[str, Tensor]) -> None:
     """Raise if shards and index disagree; converted pickles have other file names."""
-    promised, renamed = _weight_map(index), index.name == PICKLED_INDEX
+    promised, renamed = weight_map(index), index.name == PICKLED_INDEX
     problems = [
         f"{name[:SHORT]}: promised in {file[:SHORT]}, not stored there"
         for name, file in sorted(promised.items())

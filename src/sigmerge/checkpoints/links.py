@@ -2,8 +2,9 @@
 
 A link in a downloaded folder could lead to any file of the user, which would then be copied into
 the result. So a link must stay in its folder. There are two exceptions: snapshots in the hub's
-cache consist of links into `blobs/` of the same model, and a folder that `sigmerge.kept` shows to
-what scores a checkpoint consists of links to the checkpoint's files, which were checked already.
+cache, and what stands in for one that is not whole, consist of links into `blobs/` of the same
+model; and a folder that `sigmerge.kept` shows to what scores a checkpoint consists of links to the
+checkpoint's files, which were checked already.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import stat
 from pathlib import Path
 
 from sigmerge.errors import PoolError
+from sigmerge.files.objects import linked_folder
 from sigmerge.files.scratch import is_held
 
 
@@ -47,4 +49,5 @@ def check_file(folder: Path, file: Path) -> None:
 def _roots(folder: Path) -> list[Path]:
     real = folder.resolve()
     hub = real.parent.name == "snapshots" and real.parents[1].name.startswith("models--")
-    return [real, real.parents[1] / "blobs"] if hub else [real]
+    blobs = real.parents[1] / "blobs" if hub else linked_folder(real)
+    return [real, blobs] if blobs else [real]

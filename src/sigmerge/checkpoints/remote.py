@@ -85,6 +85,48 @@ def stand_in(url: str) -> Path:
     return place / name
 
 
+def linked_stand_in(
+    url: str, links: Mapping[str, Path], blobs: Path, stubs: Mapping[str, RemoteFile]
+) -> Path:
+    """The folder that stands in for a snapshot of the hub of which some files are here.
+
+    `links` are those in the folder `blobs` of the hub's cache; the others are stubs of weights. The
+    version of a snapshot is in its address, and which files are here is in the folder's name: a
+    job keeps the folder that it was started with.
+    """
+    about: dict[str, Any] = {
+        "url": url, "name": url.rpartition("/")[2].partition("@")[0], "links": str(blobs),
+        "objects": {name: [one.size, one.version] for name, one in stubs.items()},
+    }  # fmt: skip
+    key = hashlib.sha256(json.dumps([about, sorted(links)]).encode()).hexdigest()[:32]
+    cache_folder("remote")
+    place = remote_root() / key
+    own = place / about["name"]
+    if not _is_whole(place, about["name"], about) or any(not (own / n).exists() for n in links):
+        remove(place)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as room:
+            folder = Path(room) / place.name / about["name"]
+            folder.mkdir(parents=True)
+            for name, blob in links.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                _link(folder / name, blob)
+            for name, one in stubs.items():
+                (folder / name).write_bytes(_header(one))
+            write_note(folder.parent / STAND_IN_RECORD, {**about, "files": _digests(folder, stubs)})
+            _move(folder.parent, place, place / STAND_IN_RECORD)
+        _bound()
+    with suppress(OSError):
+        os.utime(place / STAND_IN_RECORD)  # it is used now
+    return own
+
+
+def _link(name: Path, blob: Path) -> None:
+    try:
+        name.symlink_to(blob)
+    except OSError:  # a system that lets only some users make symbolic links
+        name.hardlink_to(blob)
+
+
 def stand_ins() -> dict[Path, str]:
     """The folders of all local copies and their addresses, without results being uploaded."""
     found = {}
@@ -109,7 +151,7 @@ def _bound() -> None:
     with suppress(OSError):
         used = [(place, (place / STAND_IN_RECORD).stat().st_mtime) for place in stand_ins()]
         sizes = {
-            place: sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+            place: sum(file.lstat().st_size for file in place.rglob("*") if file.is_file())
             for place, _ in used
         }
         for place, last in sorted(used, key=itemgetter(1)):

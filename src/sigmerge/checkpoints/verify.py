@@ -5,10 +5,11 @@ All bytes are hashed again: cached digests are not used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from sigmerge.checkpoints.companions import TORCH_NAMES, vocabulary
@@ -21,9 +22,11 @@ from sigmerge.checkpoints.folder import (
 )
 from sigmerge.checkpoints.links import check_file
 from sigmerge.checkpoints.pool import open_pool
+from sigmerge.checkpoints.remote import place_of
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import file_digests, rehashing
+from sigmerge.files.objects import url_of
 from sigmerge.files.safe_open import is_regular
 from sigmerge.progress import Progress
 
@@ -271,13 +274,27 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _inputs(inputs: Mapping[Path, str], threads: int, progress: Progress) -> Iterator[Finding]:
-    there = [file for file in inputs if is_regular(file)]
+    standing = cache(place_of)
+    places = {file: _place(file, standing) for file in inputs}
+    there = [place for place in places.values() if is_regular(place)]
     digests = _fresh(there, threads, progress, "checking inputs")
     for file, wanted in inputs.items():
-        if file not in digests:
-            yield Finding("inputs", str(file), "is not there any more")
-        elif digests[file] != wanted:
-            yield Finding("inputs", str(file), "has changed since the run")
+        found = digests.get(places[file])
+        if found is None:
+            yield Finding("inputs", url_of(file) or str(file), "is not there any more")
+        elif found != wanted:
+            yield Finding("inputs", url_of(file) or str(file), "has changed since the run")
+
+
+def _place(file: Path, standing: Callable[[str], Path]) -> Path:
+    """Where an input is read: itself, or in what stands in for the remote folder that it lay in."""
+    url = url_of(file)
+    if url is None:
+        return file
+    folder, _, name = url.rpartition("/")
+    with suppress(PoolError):
+        return standing(folder) / name
+    return file
 
 
 def _vocabularies(folders: Mapping[str, Path]) -> Iterator[Finding]:

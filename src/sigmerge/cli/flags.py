@@ -148,6 +148,11 @@ class Flags:
         str | None, None, "--address",
         help="Of the Ray cluster, HOST:PORT or auto; else one is started.",
     )  # fmt: skip
+    push: str | None = _declared(
+        str | None, None, "--push", metavar="USER/NAME",
+        help="Upload the finished, verified result to the hub under this name.",
+    )  # fmt: skip
+    private: bool = _declared(bool, False, "--private", help="With --push: a new model is private.")
     threads: int = _declared(int, 0, "--threads", min=0, help="Worker threads; 0: all cores.")
     dry_run: bool = _declared(
         bool, False, "--dry-run", help="Check everything, say what would be done, write nothing."
@@ -168,13 +173,15 @@ class Flags:
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None}
 
-    def load(self, file: Path) -> Recipe:
-        """A recipe with the changes that flags make."""
+    def load(self, file: Path, weights: bool = True) -> Recipe:
+        """A recipe with the changes that flags make; without `weights` see jobs/hub.py."""
         from dataclasses import replace
 
         from sigmerge.recipe import load_recipe
 
-        loaded = load_recipe(file, seed=self.seed, repair=self.changes, strict=self.strict)
+        loaded = load_recipe(
+            file, seed=self.seed, repair=self.changes, strict=self.strict, weights=weights
+        )
         if self.device is None:
             return loaded
         shown_on = loaded.capture.model_copy(update={"device": self.device.value})
@@ -208,6 +215,34 @@ class Flags:
         with show.progress(self.as_json or self.quiet) as bar:
             return show.do(job_of(self.options(bar)), self.dry_run, goes_on=goes_on)
 
+    def over_hub(
+        self, recipe: Recipe, job_of: Callable[[Recipe, Options], Any], made: Path
+    ) -> Callable[[Options], Any]:
+        """The job of a recipe without weights, which come from the hub where they are not here; the
+        folder `made` by it goes there with --push."""
+        from sigmerge.recipe.members import in_hub
+
+        self.check_private()
+        if self.push is None and not in_hub(recipe):
+            return lambda how: job_of(recipe, how)
+        from sigmerge.jobs.hub import HubJob, Push
+
+        push = None if self.push is None else Push(self.push, self.private, made)
+        return lambda how: HubJob(recipe, lambda one: job_of(one, how), how, push)
+
+    def check_private(self) -> None:
+        if self.private and self.push is None:
+            raise click.BadParameter("--private belongs to --push; give both, or leave it out")
+
+    def emit_made(self, done: Any, lines: Callable[[Any], Iterator[str]]) -> None:
+        """Print what a job over the hub did."""
+        if self.push is None or self.dry_run:
+            self.emit(done, lines)
+            return
+        told = [*lines(done.made), f"uploaded: {done.address}"]
+        made = {**show.plain(done.made), "uploaded": done.address}
+        self.emit(made, lambda _: iter(told))
+
     def emit(self, content: Any, lines: Callable[[Any], Iterator[str]]) -> None:
         """Print a result, or the plan of a dry run."""
         if self.as_json or not self.quiet or self.dry_run:
@@ -219,6 +254,7 @@ PRINTING = ("quiet", "verbose", "as_json")
 WORKING = ("threads", "dry_run", "reuse")
 READ = ("allow_pickle", "trust_remote_code")
 WRITTEN = ("overwrite", "max_shard_size", "no_fsync")
+PUSHED = ("push", "private")
 CHANGED = ("seed", "variant", "c_min", "c_max", "scale", "strict")
 PLACED = ("device", "engine", "address")
 MERGED = (*WRITTEN, *CHANGED, *READ, "allow_nonfinite", "rehash", *PLACED, *WORKING)

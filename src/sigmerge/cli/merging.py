@@ -14,6 +14,7 @@ from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import (
     MERGED,
     PLACED,
+    PUSHED,
     READ,
     WORKING,
     WRITTEN,
@@ -41,25 +42,27 @@ A recipe:
 
 
 @command(
-    *MERGED,
+    *MERGED, *PUSHED,
     epilog=examples(
-        "sigmerge merge recipe.yaml merged/ --dry-run", "sigmerge merge recipe.yaml merged/"
+        "sigmerge merge recipe.yaml merged/ --dry-run", "sigmerge merge recipe.yaml merged/",
+        "sigmerge merge recipe.yaml merged/ --push user/merged --private",
     )
     + RECIPE_EXAMPLE,
-)
+)  # fmt: skip
 def merge(recipe: RecipeFile, out: OutFolder, flags: Flags) -> None:
     """Merge the checkpoints a recipe names into one new folder.
 
     A recipe with a repair: section is repaired too. Of a file with several recipes, each goes into
     a folder of its own in the new folder, under its name. Interrupted, the same command continues
-    where it stopped and ends in the same bytes.
+    where it stopped and ends in the same bytes. Of models of the hub the headers are read first,
+    then the weights that are needed are downloaded.
     """
     done = flags.run(_merging(recipe, out, flags), goes_on=True)
     if isinstance(done, tuple) and not flags.as_json:
         for one in done:
             flags.emit(one, show.merged_lines)
     else:
-        flags.emit(done, show.merged_lines)
+        flags.emit_made(done, show.merged_lines)
 
 
 def _merging(recipe: Path, out: Path, flags: Flags) -> Callable[[Options], Any]:
@@ -73,8 +76,10 @@ def _merging(recipe: Path, out: Path, flags: Flags) -> Callable[[Options], Any]:
     from sigmerge.recipe.documents import several
 
     if not several(recipe):
-        loaded = flags.load(recipe)
-        return lambda how: MergeJob(loaded, target(out), how)
+        loaded, place = flags.load(recipe, weights=False), target(out)
+        return flags.over_hub(loaded, lambda one, how: MergeJob(one, place, how), place)
+    if flags.push:
+        raise RecipeError(f"{recipe}: holds several recipes; --push uploads one result.")
     if flags.changes or flags.device:
         raise RecipeError(f"{recipe}: holds several recipes; a flag cannot change all of them.")
     from sigmerge.jobs.multi_recipe import SeveralJob
@@ -142,12 +147,12 @@ def deficits(recipe: RecipeFile, flags: Flags, anchor: AnchorFolder = None) -> N
 
 
 @command(
-    *MERGED,
+    *MERGED, *PUSHED,
     epilog=examples(
         "sigmerge repair recipe.yaml repaired/ --anchor merged/",
         "sigmerge repair --plan repaired/sigmerge/plan.json again/",
     ),
-)
+)  # fmt: skip
 def repair(
     paths: Annotated[list[Path], Argument(help="RECIPE OUT, or OUT alone with --plan.")],
     flags: Flags,
@@ -173,15 +178,23 @@ def repair(
         raise click.BadParameter("a plan is made again as it is; leave the other options out")
     stored, out = anchor and place_of(anchor), target(paths[-1])
 
-    def job_of(how: Options) -> ReplayJob | RepairJob:
-        if plan:
-            return ReplayJob(plan, out, how, stored)
-        return RepairJob(flags.load(recipe_file(paths[0])), out, how, stored)
+    if plan:
+        if flags.push:
+            raise click.BadParameter("--push is for a repair of a recipe; leave it out")
+        replayed = flags.run(lambda how: ReplayJob(plan, out, how, stored), goes_on=True)
+        flags.emit(replayed, show.merged_lines)
+        return
+    loaded = flags.load(recipe_file(paths[0]), weights=False)
+    job_of = flags.over_hub(loaded, lambda one, how: RepairJob(one, out, how, stored), out)
+    flags.emit_made(flags.run(job_of, goes_on=True), show.merged_lines)
 
-    flags.emit(flags.run(job_of, goes_on=True), show.merged_lines)
 
-
-@command(*MERGED, epilog=examples("sigmerge run recipe.yaml run/"))
+@command(
+    *MERGED, *PUSHED,
+    epilog=examples(
+        "sigmerge run recipe.yaml run/", "sigmerge run recipe.yaml run/ --push user/repaired"
+    ),
+)  # fmt: skip
 def run(recipe: RecipeFile, out: OutFolder, flags: Flags) -> None:
     """Merge, score, repair, score again, and write a report.
 
@@ -189,8 +202,10 @@ def run(recipe: RecipeFile, out: OutFolder, flags: Flags) -> None:
     """
     from sigmerge.jobs.run import RunJob
 
-    loaded = flags.load(recipe)
-    flags.emit(flags.run(lambda how: RunJob(loaded, out, how), goes_on=True), show.run_lines)
+    loaded = flags.load(recipe, weights=False)
+    made = out / "repaired"
+    job_of = flags.over_hub(loaded, lambda one, how: RunJob(one, out, how), made)
+    flags.emit_made(flags.run(job_of, goes_on=True), show.run_lines)
 
 
 @command(

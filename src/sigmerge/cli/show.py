@@ -19,10 +19,12 @@ if TYPE_CHECKING:
         AnchorsStep,
         CaptureStep,
         Description,
+        DownloadStep,
         EvaluateStep,
         GuideStep,
         MergeStep,
         ProfileStep,
+        PushStep,
         RepairStep,
         ScoreStep,
         SearchStep,
@@ -243,6 +245,21 @@ def _plain_step(step: Step) -> Iterator[str]:
     yield f"{step.name}: {spelled(step.facts())}"
 
 
+def _download_step(step: DownloadStep) -> Iterator[str]:
+    yield f"download: {size(sum(step.models.values()))} of weights, into the hub's cache"
+    for name, needed in step.models.items():
+        parts = ", single tensors by range among them" if name in step.ranges else ""
+        yield f"  {name}: {size(needed)}{parts}"
+    if step.unread:
+        yield f"  {size(step.unread)} of their weights are not needed"
+
+
+def _push_step(step: PushStep) -> Iterator[str]:
+    kind = "private" if step.private else "public"
+    how = "a new commit" if step.exists else f"a new {kind} model"
+    yield f"push: {step.folder}, verified, to {step.address} ({how})"
+
+
 STEP_PRINTERS: dict[str, Callable[[Any], Iterator[str]]] = {
     "merge": _merge_step,
     "repair": _repair_step,
@@ -255,6 +272,8 @@ STEP_PRINTERS: dict[str, Callable[[Any], Iterator[str]]] = {
     "suite": _suite_step,
     "evaluate": _evaluate_step,
     "anchors": _anchors_step,
+    "download": _download_step,
+    "push": _push_step,
 }
 
 

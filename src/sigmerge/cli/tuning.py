@@ -13,6 +13,7 @@ from sigmerge.cli.app import examples
 from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import (
     PLACED,
+    PUSHED,
     READ,
     WORKING,
     WRITTEN,
@@ -31,10 +32,11 @@ RecipeOrPool = Annotated[
 
 
 @command(
-    *WRITTEN, "seed", "strict", *READ, *PLACED, *WORKING,
+    *WRITTEN, *PUSHED, "seed", "strict", *READ, *PLACED, *WORKING,
     epilog=examples(
         "sigmerge tune recipe.yaml tuned/ --calls 24",
         "sigmerge tune pool/ tuned/ --floor safety=0.95",
+        "sigmerge tune recipe.yaml tuned/ --push user/strongest --private",
         "sigmerge merge tuned/winner/sigmerge/recipe.yaml again/",
     ),
 )  # fmt: skip
@@ -70,15 +72,18 @@ def tune(
     recipe's tune: section. Interrupted, the same command replays what was evaluated and goes on.
     """
     from sigmerge.jobs.tune import TuneJob, pool_recipe
+    from sigmerge.jobs.work_folder import WINNER
     from sigmerge.recipe.scored import TuneSection
 
-    loaded = pool_recipe(recipe, flags.seed) if recipe.is_dir() else flags.load(recipe)
+    loaded = (
+        pool_recipe(recipe, flags.seed) if recipe.is_dir() else flags.load(recipe, weights=False)
+    )
     settings = (loaded.tune or TuneSection()).changed(
         calls=calls, anchors=anchor, method=method, objective=objective,
         weights=_numbers("--weight", weight), floors=_numbers("--floor", floor),
     )  # fmt: skip
-    done = flags.run(lambda how: TuneJob(loaded, out, how, settings), goes_on=True)
-    flags.emit(done, show.tune_lines)
+    job_of = flags.over_hub(loaded, lambda one, how: TuneJob(one, out, how, settings), out / WINNER)
+    flags.emit_made(flags.run(job_of, goes_on=True), show.tune_lines)
 
 
 def _numbers(flag: str, given: Sequence[str] | None) -> dict[str, float] | None:

@@ -3,7 +3,9 @@
 The digest of a file of up to RUN_BYTES is its SHA-256. SHA-256 runs in one thread, at a fraction of
 the speed of a disk or of a merge. A longer file is therefore cut into leaves of LEAF bytes, whose
 digests are BLAKE3, and threads hash runs of leaves side by side. Its digest is the BLAKE3 of its
-leaves' digests one after another, written with the prefix TREE.
+leaves' digests one after another, written with the prefix TREE. Where a store says the SHA-256 of
+a file, as the hub does of weights, that is taken, with the prefix SHA256 for a longer file: a merge
+that needs some of its tensors does not read the others.
 
 A plan trusts the cached digest of a file with the same size and times. A pass that reads inputs
 verifies them (`prove`): where times are no proof (ruling 37), they are hashed in that pass.
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from sigmerge.errors import ChangedInput, PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, keep_json, kept_json
 from sigmerge.files.mounts import kept_elsewhere
-from sigmerge.files.objects import RemoteFile, address, remote_file
+from sigmerge.files.objects import SHA256, RemoteFile, address, remote_file
 from sigmerge.files.safe_open import open_regular, regular_status
 from sigmerge.files.system import read_into
 
@@ -326,9 +328,18 @@ def _begun(file: Path, error: type[SigmergeError]) -> _File:
 
 
 def _known(one: _File, memory: dict[str, str] | None) -> str | None:
+    if stated := _stated(one):
+        return stated
     if memory is not None:
         return memory.get(str(one.note))
     return _believed(one)
+
+
+def _stated(one: _File) -> str | None:
+    """What the store said when the folder was opened: the digest of a short file, and a name of a
+    long one's content."""
+    told = one.remote.sha256 if one.remote else None
+    return SHA256 + told if told and one.size > RUN_BYTES else told
 
 
 def _believed(one: _File) -> str | None:

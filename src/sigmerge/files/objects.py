@@ -25,7 +25,10 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9]+):/{1,2}([^/].*)")
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "created")
 """The fields in which stores report an object's version, in order of preference."""
 STAND_IN_RECORD = "objects.json"
-"""File beside the local copy of a remote folder: the address, and the objects of its stubs."""
+"""File beside the local copy of a remote folder: the address, and the objects of its stubs.
+With `links`, the folder that its links may lead to."""
+SHA256 = "sha256:"
+"""Prefix of the version of an object whose store states its SHA-256, as the hub does of weights."""
 
 
 def url_of(name: str | os.PathLike[str]) -> str | None:
@@ -46,8 +49,10 @@ class RemoteFile:
         """The bytes [begin, end), fewer at the end of the object."""
         if begin >= end:
             return b""
+        # The hub's file system reads five megabytes ahead, of a connection that ends then.
+        how = {"cache_type": "none"} if self.url.startswith("hf://") else {}
         with reaching(self.url) as (store, path):
-            return bytes(store.cat_file(path, start=begin, end=end))
+            return bytes(store.cat_file(path, start=begin, end=end, **how))
 
     def now(self) -> RemoteFile:
         """The object with its current version."""
@@ -59,10 +64,18 @@ class RemoteFile:
     def identity(self) -> str:
         return f"{self.url}|{self.size}|{self.version}"
 
+    @property
+    def sha256(self) -> str | None:
+        """The SHA-256 of its content, where its store says it."""
+        found = self.version.removeprefix(SHA256)
+        return found if found != self.version else None
+
 
 def described(url: str, info: dict[str, Any]) -> RemoteFile:
     """An object from its store's metadata; times are normalised, as some come in two forms."""
     version = next((info[key] for key in _VERSIONS if info.get(key)), "")
+    if url.startswith("hf://") and (large := info.get("lfs")):
+        version = SHA256 + large["sha256"]
     if isinstance(version, datetime):
         version = version.timestamp()
     return RemoteFile(url, int(info["size"]), str(version))
@@ -148,6 +161,13 @@ def remote_file(file: Path) -> RemoteFile | None:
     name = file.relative_to(folder).as_posix()
     stub = _objects(folder.parent)["objects"].get(name)
     return RemoteFile(f"{url}/{name}", *stub) if stub else None
+
+
+def linked_folder(folder: Path) -> Path | None:
+    """The folder that links in a stand-in may lead to: where the hub's cache has the contents."""
+    found = remote_folder(folder)
+    place = _objects(found[1].parent).get("links") if found else None
+    return Path(place) if place else None
 
 
 def address(file: Path) -> str:

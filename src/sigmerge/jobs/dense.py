@@ -17,11 +17,11 @@ import numpy as np
 from sigmerge import kept
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import natural, starred
+from sigmerge.checkpoints.card import model_card
 from sigmerge.checkpoints.companions import (
     check_tokenizer,
     copy_companions,
     merged_config,
-    model_card,
     token_clashes,
 )
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
@@ -58,6 +58,7 @@ from sigmerge.jobs.work_folder import open_output
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import is_stack, matrix_of, reached
 from sigmerge.recipe import Recipe
+from sigmerge.recipe.record import MERGEKIT_CONFIG
 from sigmerge.records import PLAN, PROVENANCE, RECIPE, MergePlan, Provenance
 from sigmerge.results import Merged
 
@@ -322,6 +323,8 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         about = [f"Method: {job.operator.paper}"]
         output.text("README.md", model_card(title, pool, recipe.text, recipe.notes, about))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
+        if recipe.is_mergekits:
+            output.text(MERGEKIT_CONFIG, recipe.text)
         read = inputs.digested(options)  # before the plan, which names members by their digests
         plan = _plan(job, output.done, options)
         output.json(f"{RECORDS_FOLDER}/{PLAN}", plan.as_json())

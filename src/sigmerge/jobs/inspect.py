@@ -21,7 +21,7 @@ from sigmerge.checkpoints.pool import together
 from sigmerge.checkpoints.publishing import writing
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import OutputError, PoolError
+from sigmerge.errors import OutputError
 from sigmerge.files.documents import whole
 from sigmerge.files.yaml_documents import in_yaml
 from sigmerge.jobs.options import Options
@@ -60,22 +60,13 @@ def inspect_checkpoints(folders: Sequence[Path], options: Options) -> Inspected:
 
 def _members(folder: Path) -> list[Path]:
     if not folder.exists() and is_hub_id(str(folder)):
-        return [_cached(str(folder))]
+        from sigmerge.checkpoints.hub import stand_in
+
+        return [stand_in(str(folder))]
     if (folder / "config.json").exists() or not (folder / "reference/config.json").is_file():
         return [folder]
     reference, experts = pool_folders(folder)
     return [reference, *experts]
-
-
-def _cached(identifier: str) -> Path:
-    from sigmerge.checkpoints.hub import cached
-
-    if (found := cached(identifier)) is None:
-        raise PoolError(
-            f"{identifier}: no such folder, and the hub's cache does not hold it. A merge that "
-            "names it downloads it."
-        )
-    return found
 
 
 def _inspected(found: Checkpoint) -> Inspected:

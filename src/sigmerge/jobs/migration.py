@@ -19,8 +19,7 @@ from sigmerge.operators.table import MERGEKIT
 from sigmerge.recipe.documents import named_documents, several, standing_in, with_folders
 from sigmerge.recipe.mixtures import experts_apart
 from sigmerge.recipe.parser import load_recipe
-from sigmerge.recipe.reading import OWN
-from sigmerge.recipe.record import Recipe
+from sigmerge.recipe.record import OWN_KEYS, Recipe
 
 DRAWN = ("dare_linear", "dare_ties", "della", "della_linear")
 CUT = ("ties", "breadcrumbs", "breadcrumbs_ties", "sce")
@@ -55,14 +54,14 @@ def migration(file: Path, allow_pickle: bool = False) -> tuple[Change, ...]:
         documents, beside = named_documents(file), file.expanduser().resolve().parent
         with standing_in(found) as made:
             for name, given in found.items():  # each after those that it needs
-                recipe = load_recipe(with_folders(given, made), folder=beside)
+                recipe = load_recipe(with_folders(given, made), folder=beside, weights=False)
                 members = _members(recipe, made.values(), allow_pickle)
                 changes += _changes(recipe, members, *documents[name], name)
                 if text := recipe.chat_template or chat_template_of(recipe.home):
                     (made[name] / "chat_template.jinja").write_text(text, encoding="utf-8")
     else:
         text = decoded(file, "a recipe in YAML", RecipeError)
-        recipe = load_recipe(file)
+        recipe = load_recipe(file, weights=False)
         members = _members(recipe, (), allow_pickle)
         changes = _changes(recipe, members, parse_yaml(text, str(file), RecipeError))
     return tuple(sorted(changes, key=lambda change: change.line or 1 << 30))
@@ -112,7 +111,7 @@ def _line(place: Place, lines: Mapping[Place, int], above: int) -> int | None:
 
 def _ours(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
     for key in data:
-        if key in OWN:
+        if key in OWN_KEYS:
             yield (key,), "is a key of sigmerge; mergekit passes over it"
     method = str(data.get("merge_method"))
     if method not in MERGEKIT:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.checkpoints.companions import copy_companions, model_card
+from sigmerge.checkpoints.card import model_card
+from sigmerge.checkpoints.companions import copy_companions
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint, hashed_again
 from sigmerge.checkpoints.lazy import FormedTensor

@@ -189,6 +189,31 @@ class LaterStep(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DownloadStep(Step):
+    """What of the hub's models is not here yet; no header of it is wrong."""
+
+    name = "download"
+    models: Mapping[str, int]
+    """Bytes of each: of files that are taken whole, and of single tensors."""
+    ranges: tuple[str, ...]
+    """Models of which some files are needed in part."""
+    unread: int
+    """Bytes of their weights that are not needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushStep(Step):
+    """The upload of a finished result."""
+
+    name = "push"
+    repository: str
+    address: str
+    folder: str
+    private: bool
+    exists: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuiteStep(Step):
     name = "suite"
     pool: str

@@ -474,6 +474,8 @@ def _may_be(text: str, path: str) -> bool:
     """Whether a path in a recipe, which may start from the recipe's folder, can lead there."""
     if "+" in text and text.count("+") == path.count("+"):  # a model with an adapter
         return all(map(_may_be, text.split("+"), path.split("+")))
+    if path.startswith("hf://"):
+        return path.removeprefix("hf://").partition("@")[0] == text.partition("@")[0]
     ends = (tuple(p for p in Path(t).parts if p not in ("..", ".")) for t in _named(text))
     return any(Path(path).parts[-len(parts) :] == parts for parts in ends)
 

@@ -19,7 +19,7 @@ from sigmerge.files.yaml_documents import Yaml, as_yaml, decoded, parse_yaml
 from sigmerge.messages import shown, unknown
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
-from sigmerge.recipe.members import fetched, with_models
+from sigmerge.recipe.members import fetched, with_models, with_weights
 from sigmerge.recipe.modules import (
     BY_FILTER,
     all_models,
@@ -29,8 +29,8 @@ from sigmerge.recipe.modules import (
     joined_settings,
     shared_settings,
 )
-from sigmerge.recipe.reading import OWN, Reading
-from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice
+from sigmerge.recipe.reading import Reading
+from sigmerge.recipe.record import OWN_KEYS, Recipe, RecipeModel, RecipeSlice
 from sigmerge.recipe.sections import (
     CaptureSection,
     ModelSection,
@@ -60,10 +60,12 @@ def load_recipe(
     repair: Mapping[str, Any] | None = None,
     strict: bool = False,
     folder: Path | None = None,
+    weights: bool = True,
 ) -> Recipe:
     """Read a recipe from a file, or from a mapping given in Python.
 
-    What a mapping names lies in `folder`, or else where the program runs.
+    What a mapping names lies in `folder`, or else where the program runs. Models of the hub are
+    downloaded; without `weights` headers alone, see jobs/hub.py.
 
     `seed` and the keys of `repair` go before what the recipe says. In a mergekit file a key that
     mergekit passes over is noted; `strict` makes it an error, as it is in files with keys of ours.
@@ -87,6 +89,8 @@ def load_recipe(
     ):
         parser.known = plain
     recipe = parser.parse(seed, repair or {})
+    if weights:
+        recipe = with_weights(recipe)
     return replace(recipe, files=(*own, *recipe.files))
 
 
@@ -146,7 +150,7 @@ class _Parser(Reading):
 
     def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
         data = self._changed(self._yaml(), repair)
-        self.strict |= any(key in OWN and key != "seed" for key in data)
+        self.strict |= any(key in OWN_KEYS and key != "seed" for key in data)
         sections = self._sections(data)
         top = sections.top
         seed = top.seed if seed is None else seed

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from sigmerge.errors import RecipeError
 from sigmerge.messages import nearest
 from sigmerge.recipe.folders import find_model, idle_revisions
+from sigmerge.recipe.record import OWN_KEYS
 from sigmerge.recipe.sections import (
     DenseExpertSection,
     MixtureSection,
@@ -25,9 +26,6 @@ from sigmerge.recipe.sections import (
     worded,
 )
 from sigmerge.recipe.settings import Place
-
-OWN = ("preset", "seed", "anchor", "capture", "search", "guide", "repair", "tune")
-"""Keys that mergekit does not have. A file with one of them is no mergekit file."""
 
 ALIKE = 0.8
 """Likeness of a key to one of these above which it is taken for that: `repiar`, not `author`."""
@@ -158,7 +156,7 @@ class Reading:
 def _is_strange(key: Place, items: Sequence[Any], known: Iterable[str]) -> bool:
     """Whether a key is none of mergekit's, and not meant to be one of ours."""
     strange = items[0]["type"] in ("extra_forbidden", "invalid_key") or key == ("name",)
-    return strange and nearest(str(key[-1]), known, ALIKE) not in OWN
+    return strange and nearest(str(key[-1]), known, ALIKE) not in OWN_KEYS
 
 
 def _dotted(path: Place) -> str:

@@ -11,6 +11,7 @@ from sigmerge.checkpoints.adapter_folders import home_of, split_adapter
 from sigmerge.checkpoints.modules import module_of
 from sigmerge.files.yaml_documents import parse_yaml
 from sigmerge.operators.base import Operator, Parameter, Site
+from sigmerge.operators.table import MERGEKIT
 from sigmerge.recipe.sections import CaptureSection
 from sigmerge.recipe.settings import NEEDED, Conditions, bounded, evaluate
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:  # few recipes have these
     from sigmerge.checkpoints.blocks import Stack
     from sigmerge.checkpoints.vocabularies import VocabularyRequest
     from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection
+
+
+OWN_KEYS = ("preset", "seed", "anchor", "capture", "search", "guide", "repair", "tune")
+"""Keys that mergekit does not have. A file with one of them is no mergekit file."""
+MERGEKIT_CONFIG = "mergekit_config.yml"
+"""Where a result has a recipe that mergekit reads."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,17 @@ class Recipe:
     def given(self) -> dict[str, Any]:
         """The parsed text, as the file has it."""
         return dict(parse_yaml(self.text, "recipe").value)
+
+    @property
+    def is_mergekits(self) -> bool:
+        """Whether it is a file that mergekit reads too."""
+        if self.method not in MERGEKIT or self.files[:1] == () or not _is_yaml(self.files[0]):
+            return False
+        given = self.given
+        models = [one for one in given.get("models") or () if isinstance(one, dict)]
+        return not (
+            {*OWN_KEYS} & given.keys() or any({"name", "exemplars"} & m.keys() for m in models)
+        )
 
     @property
     def experts(self) -> dict[str, Path]:
@@ -208,6 +226,10 @@ class Recipe:
             else:
                 settings[parameter.name] = found(parameter, nearer, tensor)
         return settings
+
+
+def _is_yaml(file: Path) -> bool:
+    return file.suffix in (".yaml", ".yml")
 
 
 def _slice_of(
