@@ -23,6 +23,7 @@ from sigmerge.checkpoints.folder import INDEX, SHARD, SINGLE, on_hub, weight_map
 from sigmerge.checkpoints.remote import COPIED_WHOLE, LARGEST_COPY, linked_stand_in
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, SigmergeError
 from sigmerge.files.objects import SHA256, RemoteFile, linked_folder, remote_file, remote_folder
+from sigmerge.progress import shown
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -127,6 +128,16 @@ def bring(folder: Path, names: Collection[str], progress: Callable[[str, int, in
         return snapshot
     there = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
     return _standing_in(url, snapshot, there, known)
+
+
+def download(identifier: str) -> Path:
+    """The whole snapshot of a model; what is not here is downloaded."""
+    folder = stand_in(identifier)
+    missing = weights_of(folder)
+    if not missing:
+        return folder
+    with shown() as bar:
+        return bring(folder, missing, bar)
 
 
 def check_push(repository: str, private: bool) -> tuple[str, bool]:
