@@ -545,21 +545,26 @@ def extract(
     base: PathName,
     rank: int | None = None,
     energy: float | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    save: Sequence[str] = (),
     **how: Unpack[Keywords],
 ) -> Job[Extracted]:
     """Write the difference of a model and its base as a LoRA adapter in PEFT's format.
 
     The largest singular values of each matrix of the layers: `rank` of them, 16 if nothing is said,
-    or as few as keep `energy`, a part of the squared norm.
+    or as few as keep `energy`, a part of the squared norm. `include` and `exclude` are regular
+    expressions for names of modules; those in `save` are stored whole.
 
     >>> done = sigmerge.extract("pool/math", "adapter", base="pool/reference", rank=4)
     >>> done.modules, done.rank
     (42, 4)
     """
-    from sigmerge.jobs.extract import ExtractJob
+    from sigmerge.jobs.extract import ExtractJob, Wanted
 
     folders = Path(model), Path(base), Path(out)
-    return ExtractJob(*folders, _options(how), rank, energy)
+    wanted = Wanted(tuple(include), tuple(exclude), tuple(save))
+    return ExtractJob(*folders, _options(how), rank, energy, wanted)
 
 
 def inspect(checkpoint: PathName, *others: PathName, allow_pickle: bool = False) -> Inspected:

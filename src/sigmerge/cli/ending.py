@@ -18,6 +18,7 @@ from sigmerge.cli import (  # noqa: F401  (they add their commands)
     experimenting,
     looking,
     mergekit,
+    mergekits,
     merging,
     operators,
     pools,
@@ -80,6 +81,9 @@ def _ended() -> int:
     except SigmergeError as error:
         return _failed(str(error), error.exit_code)
     except click.ClickException as error:
+        told = mergekits.foreign(error.option_name) if isinstance(error, click.NoSuchOption) else ""
+        if told and isinstance(error, click.NoSuchOption):
+            error.message, error.possibilities = f"{error.message}: {told}.", None
         if "--json" in sys.argv:
             return _failed(error.format_message(), 2)
         error.show()

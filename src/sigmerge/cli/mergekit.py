@@ -1,4 +1,4 @@
-"""Commands for who comes from mergekit: an adapter out of a model, and what a recipe changes."""
+"""Commands for who comes from mergekit: adapters, mixtures, and what a recipe changes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
-
 from sigmerge.cli import show
-from sigmerge.cli.app import examples, group
+from sigmerge.cli.app import examples
 from sigmerge.cli.declared import Argument, Option
 from sigmerge.cli.flags import READ, WORKING, WRITTEN, Flags, OutFolder, RecipeFile, command
 from sigmerge.messages import size
@@ -32,6 +30,16 @@ def extract(
         float | None,
         Option("--energy", help="Part of each update's squared norm to keep, up to 1."),
     ] = None,
+    include: Annotated[
+        list[str] | None,
+        Option("--include", help="Only modules whose name has this regular expression."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, Option("--exclude", help="No module whose name has this expression.")
+    ] = None,
+    save: Annotated[
+        list[str] | None, Option("--save", help="A module that is stored whole if it differs.")
+    ] = None,
 ) -> None:
     """Extract a LoRA adapter in PEFT's format from a tuned model.
 
@@ -40,13 +48,14 @@ def extract(
     routers that differ are stored whole. What PEFT loads neither way, as stacked experts, is left
     out with a warning. BASE+ADAPTER is the model again, up to what was cut and left out.
     """
-    from sigmerge.jobs.extract import ExtractJob
+    from sigmerge.jobs.extract import ExtractJob, Wanted
 
-    done = flags.run(lambda how: ExtractJob(model, base, out, how, rank, energy))
-    flags.emit(done, _extracted_lines)
+    wanted = Wanted(tuple(include or ()), tuple(exclude or ()), tuple(save or ()))
+    done = flags.run(lambda how: ExtractJob(model, base, out, how, rank, energy, wanted))
+    flags.emit(done, extracted_lines)
 
 
-def _extracted_lines(done: Any) -> Iterator[str]:
+def extracted_lines(done: Any) -> Iterator[str]:
     yield (
         f"{done.out}: {done.modules} matrices of rank {done.rank} at most keep "
         f"{100 * done.kept:.2f} % of what changed, {size(done.bytes_written)}"
@@ -109,69 +118,3 @@ def _changed_lines(changes: Any) -> Iterator[str]:
     yield from map(str, changes)
     if not changes:
         yield "nothing differs from mergekit 0.1.5"
-
-
-mergekit = group("mergekit", "mergekit's command lines, with all of their options.")
-
-
-class _Yaml(click.Command):
-    """`mergekit-yaml` under its options, which are the fields of its class."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        if not self.params:
-            self.params = list(_parameters())
-        return super().get_params(ctx)
-
-
-def _parameters() -> Iterator[click.Parameter]:
-    from dataclasses import fields
-
-    from sigmerge.compat.mergekit import IDLE, MergeOptions, parse_kmb
-
-    def bytes_of(context: click.Context, parameter: click.Parameter, given: str | None) -> Any:
-        return None if given is None else parse_kmb(given)
-
-    yield click.Argument(["config_file"], type=click.Path(path_type=Path))
-    yield click.Argument(["out_path"], type=click.Path(path_type=Path))
-    for field in fields(MergeOptions):
-        flag, note = f"--{field.name.replace('_', '-')}", IDLE.get(field.name)
-        help = f"Not needed: {note}." if note else ""
-        if field.name == "verbosity":
-            yield click.Option(["-v", "verbosity"], count=True, help="More messages.")
-        elif field.name == "out_shard_size":
-            yield click.Option([flag], callback=bytes_of, help="Of a weight file, as in 5B.")
-        elif isinstance(field.default, bool):
-            yield click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=help)
-        else:
-            kind = int if "int" in str(field.type) else str
-            short = ["-j"] if field.name == "num_threads" else []
-            yield click.Option([*short, flag], type=kind, help=help)
-
-
-@click.pass_context
-def _merge_by_mergekit(
-    context: click.Context, config_file: Path, out_path: Path, **given: Any
-) -> None:
-    """Merge a recipe as mergekit-yaml does: OUT_PATH is replaced if it is there."""
-    from sigmerge.compat.mergekit import MergeConfiguration, MergeOptions, run_merge
-    from sigmerge.files.yaml_documents import decoded, parse_yaml
-
-    options = MergeOptions(**{name: value for name, value in given.items() if value is not None})
-    show.set_verbosity(options.verbosity > 0)
-    text = decoded(config_file, "a recipe")
-    content = MergeConfiguration.model_validate(parse_yaml(text, str(config_file)).value)
-    for line in options.unneeded():
-        click.echo(f"note: {line}", err=True)
-    done = run_merge(content, out_path, options, text)
-    if not options.quiet:
-        show.emit(done, False, show.merged_lines)
-
-
-mergekit.add_command(
-    _Yaml(
-        "yaml",
-        callback=_merge_by_mergekit,
-        help=_merge_by_mergekit.__doc__,
-        epilog=examples("sigmerge mergekit yaml config.yml out/ --cuda --lazy-unpickle"),
-    )
-)

@@ -11,16 +11,23 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sigmerge.api import merge
+from sigmerge.checkpoints.arrays import store
 from sigmerge.errors import RecipeError
+from sigmerge.files.scratch import scratch
 from sigmerge.files.yaml_documents import as_yaml, parse_yaml
 from sigmerge.jobs.options import Keywords
+from sigmerge.objects import Recipe
+from sigmerge.operators.table import operator
 from sigmerge.results import Merged
+
+if TYPE_CHECKING:
+    import torch
 
 _LOG = logging.getLogger("sigmerge")
 
@@ -152,6 +159,107 @@ def run_merge(
     text = config_source or MergeConfiguration(merge_config).to_yaml()
     Path(done.out, "mergekit_config.yml").write_text(text, encoding="utf-8")
     return done
+
+
+def merge_tensors(
+    tensors: Sequence[torch.Tensor],
+    method: str,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    ids: Sequence[Hashable] | None = None,
+    base_index: int | None = None,
+    name: str | None = None,
+    dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Merge tensors of one shape; the arguments are mergekit's."""
+    called = list(ids) if ids is not None else list(range(len(tensors)))
+    if len(called) != len(tensors):
+        raise RecipeError(f"ids: {len(called)} are given for {len(tensors)} tensors.")
+    key = name or "weight"
+    models = {one: {key: tensor} for one, tensor in zip(called, tensors, strict=True)}
+    base = None if base_index is None else called[base_index]
+    made = merge_state_dicts(
+        models, method, parameters=parameters, base=base, dtype=dtype, out_dtype=out_dtype
+    )
+    return made[key]
+
+
+def merge_state_dicts(
+    models: Mapping[Hashable, Any] | Sequence[Any],
+    method: str,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    base: Hashable | None = None,
+    strict: bool = True,
+    dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    batch_options: Any = None,
+) -> dict[str, torch.Tensor]:
+    """Merge modules or state dicts; the arguments are mergekit's.
+
+    A parameter that models have of their own is one value, a sequence in their order, or a mapping
+    by their keys. Memory is bounded without batches, so `batch_options` change nothing. Results
+    have no gradients.
+    """
+    given = dict(models) if isinstance(models, Mapping) else dict(enumerate(models))
+    if base is not None and base not in given:
+        raise RecipeError(f"base: {base!r} is none of the models ({', '.join(map(str, given))}).")
+    dicts = {key: _state_dict(model) for key, model in given.items()}
+    names = list(next(iter(dicts.values()), {}))
+    for key, one in dicts.items():
+        if strict and (differing := sorted(set(names) ^ one.keys())):
+            raise RecipeError(f"{key!r}: not all models have {differing[0]}; strict=False merges "
+                              "what all have.")  # fmt: skip
+        names = [name for name in names if name in one]
+    with scratch() as folder:
+        places = {
+            key: str(store({name: one[name] for name in names}, folder / f"model {number}"))
+            for number, (key, one) in enumerate(dicts.items())
+        }
+        recipe = _in_memory(places, method, parameters or {}, base)
+        written = out_dtype or dtype
+        if written is not None:
+            recipe["dtype"] = str(written).removeprefix("torch.")
+        found = Recipe.from_mapping(recipe).plan().state_dict()
+    return {name: found[name] for name in names}
+
+
+def _state_dict(model: Any) -> Mapping[str, torch.Tensor]:
+    found = model.state_dict() if hasattr(model, "state_dict") else model
+    if not isinstance(found, Mapping):
+        raise TypeError(f"Expected a module or a state dict, got {type(model).__name__}")
+    return found
+
+
+def _in_memory(
+    places: Mapping[Hashable, str],
+    method: str,
+    parameters: Mapping[str, Any],
+    base: Hashable | None,
+) -> dict[str, Any]:
+    """The recipe of stored models; the base is merged like others where a method has no base."""
+    known = operator(method)
+    own = {each.name for each in known.parameters if each.per_model}
+    entries: dict[Hashable, dict[str, Any]] = {
+        key: {"model": place, "name": f"model_{number}", "parameters": {}}
+        for number, (key, place) in enumerate(places.items())
+        if key != base or not known.needs_reference
+    }
+    shared: dict[str, Any] = {}
+    for name, value in parameters.items():
+        listed = isinstance(value, Sequence) and not isinstance(value, str)
+        if name not in own or not (listed or isinstance(value, Mapping)):
+            shared[name] = value
+            continue
+        if listed and len(value) != len(places):
+            raise RecipeError(f"{name}: {len(value)} values are given for {len(places)} models.")
+        each = value if isinstance(value, Mapping) else dict(zip(places, value, strict=True))
+        for key, one in each.items():
+            if key in entries:
+                entries[key]["parameters"][name] = one
+    recipe = {"merge_method": method, "models": list(entries.values()), "parameters": shared}
+    return recipe if base is None else {**recipe, "base_model": places[base]}
 
 
 def _download_to(folder: str) -> None:

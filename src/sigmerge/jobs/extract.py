@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,14 @@ import numpy as np
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, split_adapter
 from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.computed import disagreements
-from sigmerge.checkpoints.folder import SHOWN, TURNED, Checkpoint, is_head, open_checkpoint
+from sigmerge.checkpoints.folder import (
+    SHOWN,
+    TURNED,
+    Checkpoint,
+    is_embedding,
+    is_head,
+    open_checkpoint,
+)
 from sigmerge.checkpoints.header import encode_header
 from sigmerge.checkpoints.inputs import hashed_again
 from sigmerge.checkpoints.layers import Layer
@@ -69,6 +77,47 @@ class _Found:
         return {name: named[name] for name in sorted(named, key=natural)}
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which modules go into an adapter, by their names, and how.
+
+    Regular expressions are searched in names. Modules named in `save`, by their whole name or its
+    last part, are stored whole; those that fit no update are too, unless `skip_others`. Singular
+    values up to `least` are left out.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    save: tuple[str, ...] = ()
+    least: float = 0.0
+    skip_others: bool = False
+
+    def check(self) -> None:
+        for pattern in (*self.include, *self.exclude):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise RecipeError(f"{pattern!r}: is no regular expression ({error}).") from None
+        if self.least < 0:
+            raise RecipeError(f"singular values are 0 or more, not {self.least:g}.")
+
+    def whole(self, layer: Layer) -> bool:
+        return any(name in self.save or name.rpartition(".")[2] in self.save
+                   for name in layer.modules)  # fmt: skip
+
+    def takes(self, layer: Layer) -> bool:
+        """Embeddings and heads are asked for by no pattern, and kept out by one."""
+        if self.whole(layer):
+            return True
+        if any(re.search(p, name) for p in self.exclude for name in layer.modules):
+            return False
+        ends = any(is_embedding(name) or is_head(name) for name in layer.tensors)
+        if not layer.linear and self.skip_others and not ends:
+            return False
+        asked = any(re.search(p, name) for p in self.include for name in layer.modules)
+        return asked or ends or not self.include
+
+
 _Visited = tuple[Layer, LowRank | None, dict[str, Array]]
 """A layer with its update, and its tensors that are stored whole."""
 
@@ -87,6 +136,7 @@ class ExtractJob:
     options: Options
     rank: int | None = None
     energy: float | None = None
+    wanted: Wanted = Wanted()
 
     @property
     def _most(self) -> int | None:
@@ -98,6 +148,7 @@ class ExtractJob:
             raise RecipeError(f"--rank: must be 1 or more, not {self.rank}.")
         if self.energy is not None and not 0 < self.energy <= 1:
             raise RecipeError(f"--energy: must lie between 0 and 1, not {self.energy:g}.")
+        self.wanted.check()
         inputs = [f for path in (self.model, self.base) for f in split_adapter(path) if f]
         check_target(self.out, self.options.overwrite, inputs, _ADAPTER)
         opened = {
@@ -115,7 +166,8 @@ class ExtractJob:
 
     def describe(self) -> Description:
         pool = self.check()
-        matrices = [layer.weight for layer in model_layers(pool.layout) if layer.linear]
+        chosen = filter(self.wanted.takes, model_layers(pool.layout))
+        matrices = [layer.weight for layer in chosen if layer.linear]
         targets = [pool.layout.tensors[name] for name in matrices]
         sides = [t.shape for t in targets]
         ranks = [min(self._most or math.inf, *shape) for shape in sides]
@@ -172,7 +224,8 @@ class ExtractJob:
 
     def _found(self, pool: PoolMembers) -> _Found:
         """Every layer that differs; matrices as factors."""
-        found, layers = _Found(), model_layers(pool.layout)
+        found = _Found()
+        layers = [each for each in model_layers(pool.layout) if self.wanted.takes(each)]
 
         with (
             PoolSource(pool.members, allow_nonfinite=self.options.allow_nonfinite) as source,
@@ -205,10 +258,11 @@ class ExtractJob:
         changed = {n: v for n, v in own.items() if not np.array_equal(v, base[n])}
         if not changed or not layer.fits:
             return layer, None, changed
-        if not layer.linear:
+        if not layer.linear or self.wanted.whole(layer):
             return layer, None, own
         change = own[layer.weight] - base[layer.weight]
-        low = truncated(change.T if layer.turned else change, self._most, self.energy)
+        change = change.T if layer.turned else change
+        low = truncated(change, self._most, self.energy, self.wanted.least)
         changed.pop(layer.weight, None)
         return layer, low, changed
 

@@ -15,7 +15,7 @@ from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.steps import Description, LaterStep, Step
 from sigmerge.recipe import Recipe, load_recipe
-from sigmerge.recipe.documents import needed, several, standing_in, with_folders
+from sigmerge.recipe.documents import LAST, needed, several, standing_in, with_folders
 from sigmerge.records import PLAN, PROVENANCE, Provenance, read, read_plan
 from sigmerge.results import Merged
 
@@ -29,6 +29,11 @@ class SeveralJob:
     options: Options
     seed: int | None = None
     strict: bool = False
+    last: Path | None = None
+    """Where the recipe without a name goes, if not beside the others."""
+
+    def _folder(self, name: str) -> Path:
+        return self.last if self.last and name == LAST else self.out / name
 
     def describe(self) -> Description:
         """The merges of what is there; those of what others make are named."""
@@ -39,7 +44,7 @@ class SeveralJob:
                 steps.append(LaterStep(recipe=name, merges=tuple(needs)))
             else:
                 recipe = self._loaded(given, {})
-                steps += MergeJob(recipe, self.out / name, self.options).describe().steps
+                steps += MergeJob(recipe, self._folder(name), self.options).describe().steps
         return Description(tuple(steps), self.options.threads)
 
     def _check(self) -> None:
@@ -68,7 +73,7 @@ class SeveralJob:
         results = []
         for name, given in several(self.file).items():
             recipe = self._loaded(given, folders)
-            folders[name] = folder = (self.out / name).absolute()
+            folders[name] = folder = self._folder(name).absolute()
             if (
                 folder.exists()
                 and recipe.repair is None
@@ -78,6 +83,6 @@ class SeveralJob:
                 provenance = read(Provenance, folder / RECORDS_FOLDER / PROVENANCE)
                 results.append(Merged(out=str(folder), plan=plan, provenance=provenance))
                 continue
-            self.out.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
             results.append(MergeJob(recipe, folder, self.options).run())
         return tuple(results)

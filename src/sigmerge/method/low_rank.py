@@ -19,9 +19,13 @@ class LowRank(NamedTuple):
 
 
 def truncated(
-    matrix: Float32[np.ndarray, "rows columns"], rank: int | None, energy: float | None
+    matrix: Float32[np.ndarray, "rows columns"],
+    rank: int | None,
+    energy: float | None,
+    above: float = 0.0,
 ) -> LowRank:
-    """The largest singular values: `rank` of them at most, or as few as hold this much `energy`.
+    """The largest singular values: `rank` of them at most, or as few as hold this much `energy`;
+    those up to `above` are left out, but for the first.
 
     Energy is the part of the squared Frobenius norm. Each factor gets the root of every singular
     value. Vectors come from the smaller Gram matrix in float64; their largest entry is positive, so
@@ -34,7 +38,7 @@ def truncated(
     squares, vectors = np.linalg.eigh(wide @ wide.T)
     squares, vectors = squares[::-1], vectors[:, ::-1]
     total = float(np.sum(wide * wide))
-    least = squares[0] * wide.shape[0] * np.finfo(np.float64).eps
+    least = max(squares[0] * wide.shape[0] * np.finfo(np.float64).eps, above * above)
     count = max(1, int(np.sum(squares > least)))
     if rank is not None:
         count = min(count, rank)
