@@ -81,9 +81,7 @@ def _ended() -> int:
     except SigmergeError as error:
         return _failed(str(error), error.exit_code)
     except click.ClickException as error:
-        told = mergekits.foreign(error.option_name) if isinstance(error, click.NoSuchOption) else ""
-        if told and isinstance(error, click.NoSuchOption):
-            error.message, error.possibilities = f"{error.message}: {told}.", None
+        error = _answered(error)
         if "--json" in sys.argv:
             return _failed(error.format_message(), 2)
         error.show()
@@ -116,6 +114,13 @@ def _ended() -> int:
         )
     except BaseException as error:
         return _panicked(error)
+
+
+def _answered(error: click.ClickException) -> click.ClickException:
+    """The error; of an option of mergekit's, with what our verbs have for it."""
+    if isinstance(error, click.NoSuchOption) and (ours := mergekits.foreign(error.option_name)):
+        return click.UsageError(f"{error.message}: {ours}.", error.ctx)
+    return error
 
 
 def _panicked(error: BaseException) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,7 @@ def _multi(
     if out_path is None and LAST in several(config_file):
         raise RecipeError("--out-path: is missing; a recipe of the file has no name.")
     with show.progress(options.quiet) as bar:
-        how = Options(**options.keywords(), progress=bar)
+        how = replace(Options(**options.keywords()), progress=bar)
         job = SeveralJob(config_file, intermediate_dir, how, options.random_seed, last=out_path)
         made = job.run()
     for done in made:
@@ -241,7 +242,7 @@ def _extract_lora(
     wanted = Wanted(**lists, least=sv_epsilon, skip_others=skip_undecomposable)
     folders = _found(model), _found(base_model), out_path
     with show.progress(options.quiet) as bar:
-        how = Options(**options.keywords(), progress=bar)
+        how = replace(Options(**options.keywords()), progress=bar)
         done = ExtractJob(*folders, how, max_rank, None, wanted).run()
     _emit(options, done, extracted_lines)
 
