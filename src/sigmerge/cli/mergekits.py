@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 mergekit = group("mergekit", "mergekit's command lines, with all of their options.")
 
-OURS = {
+FOREIGN = {
     "cuda": "--device cuda",
     "gpu-rich": "--device cuda",
     "lazy-unpickle": "--allow-pickle",
@@ -40,8 +40,8 @@ def foreign(option: str) -> str | None:
     from sigmerge.compat.mergekit import IDLE
 
     name = option.lstrip("-").removeprefix("no-")
-    if name in OURS:
-        return f"{option} is mergekit's; here it is {OURS[name]}"
+    if name in FOREIGN:
+        return f"{option} is mergekit's; here it is {FOREIGN[name]}"
     if why := IDLE.get(name.replace("-", "_")):
         return f"{option} is mergekit's, and not needed: {why}"
     return None
