@@ -38,8 +38,12 @@ POOLS: dict[str, Sequence[str]] = {
     "harsh-4": ("--seed", "4", "--rate", "1e-3", "--replay", "0"),
     "nano-5": ("--seed", "5"),
     "harsh-6": ("--seed", "6", "--rate", "8e-4", "--replay", "0"),
+    "nano-7": ("--seed", "7"),
+    "nano-8": ("--seed", "8"),
+    "harsh-9": ("--seed", "9", "--rate", "6e-4", "--replay", "0"),
+    "harsh-10": ("--seed", "10", "--rate", "1e-3", "--replay", "0"),
 }
-"""How a pool is trained; the first is the shipped one."""
+"""How a pool is trained; the first is the shipped one. Nothing was chosen on the last four."""
 GRID_POOLS = tuple(POOLS)[:5]
 
 

@@ -8,8 +8,9 @@ row is one run on each pool: `tune-N` (N calls), `random-N` and `merge3-N` (the 
 `-boxB` weights up to B times the anchor's mean weight, as `box: B` of a tune: section), `items-M`
 (tune at 24 calls with M calibration items a domain), `adamerging`, `plain-A`, `paper-A` and
 `alone-A` (the shipped recipe of the anchor A: as it is, with the paper's repair, and tuned at 24
-calls without any other anchor). `gains` are the means over the anchors A of what the paper's repair
-and what tuning adds to the plain anchor. `commit` is where a row was measured.
+calls without any other anchor). `tune-24:iso_c+tsv@1` names the anchors, and the seed. `gains` are
+the means over the anchors A of what the paper's repair and what tuning adds to the plain anchor.
+`commit` is where a row was measured.
 
 Rows are made side by side, `--jobs` processes with a thread each. Answers of models that were asked
 before are kept in WORK, so an interrupted benchmark goes on where it stopped, and rows that try the
@@ -23,6 +24,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -111,8 +113,10 @@ class Bench:
             return self._anchor(rest, kind == "paper")
         if kind == "alone":
             return self._tuned(name, self._shipped(rest), settings_of(name))
-        limit = int(rest) if kind == "items" else None
-        return self._tuned(name, pool_recipe(self.pool), settings_of(name), limit)
+        limit = int(rest.partition(":")[0]) if kind == "items" else None
+        _, _, seed = name.partition("@")
+        recipe = pool_recipe(self.pool, int(seed) if seed else None)
+        return self._tuned(name, recipe, settings_of(name), limit)
 
     def _shipped(self, anchor: str) -> Recipe:
         """A shipped recipe on this pool."""
@@ -123,13 +127,14 @@ class Bench:
         self, name: str, recipe: Recipe, settings: TuneSection, limit: int | None = None
     ) -> dict[str, float]:
         scorer = Kept(self.calibration, self.work / "answers", limit)
-        job = TuneJob(recipe, self.work / name, self.options, settings, scorer=scorer)
-        record = job.run()
-        scores, _ = self._measure(recipe, self.evaluation).folder(Path(record.winner))
+        folder = self.work / re.sub("[^A-Za-z0-9_-]", ".", name)
+        record = TuneJob(recipe, folder, self.options, settings, scorer=scorer).run()
+        scores = self._measure(recipe, self.evaluation).folder(Path(record.winner)).scores
         return {
             "macro": fmean(scores.values()),
             "calibration": fmean(record.best.scores.values()),
             "calls": len(record.calls),
+            "answers": len(record.calls) * sum(record.items_per_call.values()),
         }
 
     def _anchor(self, method: str, repaired: bool) -> dict[str, float]:
@@ -138,8 +143,8 @@ class Bench:
         weights, domains, repair = tuple(anchor.weights.values()), list(recipe.experts), None
         if repaired:
             asked = self._measure(recipe, self.calibration)
-            plain, _ = asked.recipe(anchor.recipe(weights))
-            table = {name: asked.folder(path)[0] for name, path in recipe.experts.items()}
+            plain = asked.recipe(anchor.recipe(weights)).scores
+            table = {name: asked.folder(path).scores for name, path in recipe.experts.items()}
             gaps = residual_gap(strongest(table, domains), np.array([plain[d] for d in domains]))
             repair = {
                 "shares": dict(zip(domains, shares(gaps).tolist(), strict=True)),
@@ -148,7 +153,7 @@ class Bench:
                 "guard": "off",
             }
         made = anchor.recipe(weights, repair)
-        scores, _ = self._measure(recipe, self.evaluation).recipe(made)
+        scores = self._measure(recipe, self.evaluation).recipe(made).scores
         return {"macro": fmean(scores.values()), "calls": len(domains) + 1 if repaired else 0}
 
     def _measure(self, recipe: Recipe, scorer: SuiteScorer) -> MemoryMeasure:
@@ -159,15 +164,21 @@ class Bench:
 
 def settings_of(name: str) -> TuneSection:
     """The tune: section that a row stands for; ValueError for a name that is no row."""
-    kind, _, rest = name.partition("-")
-    number, _, box = rest.partition("-box")
+    kind, _, rest = name.partition("@")[0].partition("-")
+    told, _, anchors = rest.partition(":")
+    number, _, box = told.partition("-box")
     if kind == "alone" and rest in DEMO_ANCHORS:
         return TuneSection(calls=24, anchors=[rest])
     if kind not in ("tune", "random", "merge3", "items", "adamerging"):
         raise ValueError(f"{name} is no row of a tuning; rows are {', '.join(ROWS)}")
     calls = 24 if kind in ("items", "adamerging") else int(number)
     method = kind if kind in ("random", "merge3", "adamerging") else "guided"
-    return TuneSection().changed(calls=calls, method=method, box=float(box) if box else None)
+    return TuneSection().changed(
+        calls=calls,
+        method=method,
+        box=float(box) if box else None,
+        anchors=anchors.split("+") if anchors else None,
+    )
 
 
 def made(task: tuple[str, Path, Path]) -> tuple[str, str, dict[str, Any]]:
@@ -216,7 +227,7 @@ def table(results: Results) -> str:
         f"| row | calls | {' | '.join(pools)} | mean ± sd | commit |",
         "|---|--:|" + "--:|" * (len(pools) + 1) + "---|",
     ]
-    for name in (name for name in ROWS if name in results):
+    for name in sorted(results, key=lambda name: ROWS.index(name) if name in ROWS else len(ROWS)):
         row = results[name]
         cells = [f"{100 * row[p]['macro']:.2f}" if p in row else "" for p in pools]
         spent = sorted({int(found["calls"]) for found in row.values()})

@@ -39,6 +39,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "pcb": {"density": 0.2},
     "consensus": {"share": 0.5, "agree": 1},
     "localize_stitch": {"density": 0.2, "scope": "tensor"},
+    "blend": {"on": ["tsv", "ties"], "share": 0.3, "tsv.lambda": 1.2, "ties.density": 0.5},
 }
 """Of each method that needs no exemplars; filters and gradients among them."""
 SOUPS = ("linear", "multislerp", "karcher", "passthrough")

@@ -12,6 +12,7 @@ from typing import Any
 
 from sigmerge import methods
 from sigmerge.operators.base import Parameter
+from sigmerge.operators.table import OF_OTHERS
 
 STUB = Path(methods.__file__).with_suffix(".pyi")
 HEAD = '''"""Made by `python -m tests.method_stubs` from the operators' tables."""
@@ -53,7 +54,7 @@ def stub() -> str:
         known = {methods.ARGUMENT.get(p.name, p.name): p for p in _parameters(operator)}
         text += f"\n@dataclass(frozen=True, kw_only=True)\nclass {name}(Method):\n"
         for each in fields(made):
-            kind = _kind(known[each.name]) if each.name in known else "Method"
+            kind = _kind(known[each.name]) if each.name in known else _on(operator)
             free = each.default is MISSING and each.default_factory is MISSING
             text += f"    {each.name}: {kind}{'' if free else ' = ...'}\n"
         if not fields(made):
@@ -74,7 +75,18 @@ def table() -> str:
 def _default(each: Field[Any]) -> str:
     if each.default is not MISSING:
         return repr(each.default)
-    return "…" if each.default_factory is MISSING else "TaskArithmetic()"
+    if each.default_factory is MISSING:
+        return "…"
+    made = each.default_factory()
+    several = made if isinstance(made, tuple) else (made,)
+    said = ", ".join(f"{type(method).__name__}()" for method in several)
+    return f"({said})" if isinstance(made, tuple) else said
+
+
+def _on(operator: str) -> str:
+    """The type of the methods that a method stands on."""
+    count = len(OF_OTHERS[operator])
+    return "Method" if count == 1 else f"tuple[{', '.join(['Method'] * count)}]"
 
 
 def _parameters(operator: str) -> list[Parameter]:

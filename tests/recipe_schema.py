@@ -98,6 +98,8 @@ def parameters() -> dict[str, Any]:
     read: dict[str, list[tuple[str, Parameter]]] = {}
     for name in sorted(OPERATORS):
         for parameter in operator(name).parameters:
+            if "." in parameter.name:  # an option of a blend's part, whichever it is
+                continue
             read.setdefault(parameter.name, []).append((name, parameter))
     properties = {}
     for key, by in sorted(read.items()):

@@ -214,13 +214,27 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         lambda r: r.update(merge_method="lines", parameters={"on": ["ties"]}),
         ["parameters.on", "name of an operator"],
     ),
+    "blend of one": (
+        lambda r: r.update(merge_method="blend", parameters={"on": ["ties"]}),
+        ["parameters.on", "blend stands on 2, not on 1"],
+    ),
+    "blend with a number": (
+        lambda r: r.update(merge_method="blend", parameters={"on": ["ties", 3]}),
+        ["parameters.on", "name of an operator"],
+    ),
+    "an option of no part": (
+        lambda r: r.update(
+            merge_method="blend", parameters={"on": ["tsv", "linear"], "ties.density": 0.5}
+        ),
+        ["parameters", "ties.density"],
+    ),
     "lines on lines": (
         lambda r: r.update(merge_method="lines", parameters={"on": "lines"}),
         ["lines cannot stand on lines"],
     ),
     "on without lines": (
         put("parameters", "on")("ties"),
-        ["parameters.on", "an option of merge_method: lines"],
+        ["parameters.on", "an option of lines and blend"],
     ),
     "outside kept without a reference": (
         lambda r: (

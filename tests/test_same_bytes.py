@@ -50,6 +50,7 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "passthrough": (1, {"scale": 0.5}),
     "consensus": (5, {"lambda": 0.8}),
     "localize_stitch": (5, {"density": 0.1}),
+    "blend": (5, {"on": ["ties", "dare_linear"], "share": 0.4, "ties.density": 0.2}),
 }
 SOLVED: dict[str, tuple[int, dict[str, Any]]] = {
     "iso_c": (5, {}),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from sigmerge.methods import (
         ArceeFusion,
+        Blend,
         Boost,
         Breadcrumbs,
         BreadcrumbsTies,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArceeFusion",
+    "Blend",
     "Boost",
     "Breadcrumbs",
     "BreadcrumbsTies",

@@ -15,7 +15,7 @@ from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import Place
 from sigmerge.messages import unknown
 from sigmerge.operators.base import Operator, Parameter
-from sigmerge.operators.table import OPERATORS, operator
+from sigmerge.operators.table import OF_OTHERS, OPERATORS, operator
 from sigmerge.recipe.settings import ParameterCheck
 
 PRESET = "paper"
@@ -140,6 +140,24 @@ class _Scaled(Method):
         return operator(self.operator, self.on.operator)
 
 
+class _Blended(Method):
+    """A blend of what two methods merge."""
+
+    on: tuple[Method, Method]
+
+    def _written(self) -> dict[str, tuple[str, Any]]:
+        written = super()._written() | {"on": ("on", [part.operator for part in self.on])}
+        for part in self.on:
+            for name, found in part._written().items():
+                if name not in ("outside", "int8_mask"):
+                    written[f"{part.operator}.{name}"] = found
+        return written
+
+    @property
+    def made(self) -> Operator:
+        return operator(self.operator, [part.operator for part in self.on])
+
+
 def class_name(name: str) -> str:
     """What the class of an operator is called."""
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
@@ -160,10 +178,12 @@ def __dir__() -> list[str]:
 
 
 def own_parameters(made: Operator) -> list[Parameter]:
-    """The parameters that a dataclass has: those of LiNeS without its inner method's, and none of
-    those that are accepted for mergekit's sake and change nothing."""
+    """The parameters that a dataclass has: those of LiNeS and of a blend without their inner
+    methods', and none of those that are accepted for mergekit's sake and change nothing."""
     if made.name == "lines":
         return [each for each in made.parameters if each.name in ("alpha", "beta")]
+    if made.name == "blend":
+        return [each for each in made.parameters if "." not in each.name]
     return [each for each in made.parameters if each.name != "int8_mask"]
 
 
@@ -180,6 +200,10 @@ def _class_of(name: str) -> type[Method]:
     if name == "lines":
         bases = (_Scaled,)
         given.append(("on", Method, field(default_factory=lambda: Method.of("task_arithmetic"))))
+    if name == "blend":
+        bases = (_Blended,)
+        parts = OF_OTHERS[name]
+        given.append(("on", Any, field(default_factory=lambda: tuple(map(Method.of, parts)))))
     return make_dataclass(
         class_name(name), given, bases=bases, frozen=True, kw_only=True,
         namespace={"operator": name, "__doc__": _about(made), "__module__": __name__},

@@ -224,6 +224,24 @@ def test_lines_stands_on_them(pool: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "lines") == contents(tmp_path / "lot")
 
 
+def test_a_blend_stands_on_one_and_another(pool: Path, tmp_path: Path) -> None:
+    """Half TSV, half RegMean in one recipe is the linear merge of the two that are stored."""
+    options = {"on": ["tsv", "regmean"], "share": 0.5, "tsv.lambda": 1.3}
+    made = recipe(pool, "blend", parameters=options)
+    sigmerge.merge(made, tmp_path / "blend")
+    sigmerge.merge(recipe(pool, "tsv", parameters={"lambda": 1.3}), tmp_path / "tsv")
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "regmean")
+    found, tsv, regmean = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("blend", "tsv", "regmean")
+    )
+    for name, values in found.items():
+        wanted = (tsv[name].astype(np.float64) + regmean[name]) / 2
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=2e-6)
+    again = tmp_path / "blend/sigmerge/recipe.yaml"
+    sigmerge.merge(again, tmp_path / "again", threads=3)
+    assert contents(tmp_path / "again") == contents(tmp_path / "blend")
+
+
 def family_pool(root: Path, family: str) -> Path:
     models.write_expert(root / "reference", family)
     for seed, name in enumerate(EXPERTS, start=1):

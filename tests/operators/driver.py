@@ -63,7 +63,7 @@ def run(
     reference: Tensors,
     experts: Mapping[str, Tensors],
     *,
-    on: str | None = None,
+    on: str | Sequence[str] | None = None,
     preset: str = "mergekit",
     seed: int = 0,
     threads: int = 1,

@@ -221,6 +221,10 @@ class StreamChunk:
         out = place(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
         return out, self._run(formula, out, CODE[kind], self.step)
 
+    def made(self, formula: Formula) -> Array:
+        """What a formula gives on this chunk, in float32; valid until the thread merges again."""
+        return self.merged(formula, "F32")[0]
+
     def wrote(self, formula: Formula, dtype: str, direct: Direct) -> bool:
         """Merge the chunk into its file; False if it must be merged otherwise, or once more."""
         kind, target = STORAGE[dtype], direct.target(self.site.tensor)

@@ -178,6 +178,9 @@ class Chunk(Protocol):
         rank, and all of it; None where passes must count.
         """
 
+    def made(self, formula: Formula) -> Array:
+        """What a formula gives on this chunk, in float32; valid until the thread merges again."""
+
     def norm(self, formula: Formula, tile: int) -> float:
         """‖τ‖₁ of what a formula gives on this chunk, added up tile by tile."""
 

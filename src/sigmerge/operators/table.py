@@ -37,6 +37,7 @@ OPERATORS = {
     "cat": "sigmerge.operators.cat:Cat",
     "lot": "sigmerge.operators.lot:Lot",
     "lines": "sigmerge.operators.lines:Lines",
+    "blend": "sigmerge.operators.blend:Blend",
     "iso_c": "sigmerge.operators.spectral:IsoC",
     "iso_cts": "sigmerge.operators.spectral:IsoCts",
     "tsv": "sigmerge.operators.spectral:Tsv",
@@ -48,8 +49,8 @@ OPERATORS = {
     "localize_stitch": "sigmerge.operators.masks:LocalizeStitch",
 }
 NOT_MERGEKITS = (
-    "cabs", "fisher", "regmean", "cat", "lot", "lines", "iso_c", "iso_cts", "tsv", "boost", "wudi",
-    "knots", "pcb", "consensus", "localize_stitch",
+    "cabs", "fisher", "regmean", "cat", "lot", "lines", "blend", "iso_c", "iso_cts", "tsv",
+    "boost", "wudi", "knots", "pcb", "consensus", "localize_stitch",
 )  # fmt: skip
 
 MERGEKIT = tuple(name for name in OPERATORS if name not in NOT_MERGEKITS)
@@ -69,8 +70,12 @@ def names() -> tuple[str, ...]:
     return (*OPERATORS, *plugins)
 
 
-def operator(name: str, on: str | None = None) -> Operator:
-    """Return the operator of that name; `on` is the operator that LiNeS scales."""
+OF_OTHERS = {"lines": ("task_arithmetic",), "blend": ("tsv", "task_arithmetic")}
+"""Operators that stand on others, and on which, where a recipe does not say."""
+
+
+def operator(name: str, on: str | Sequence[str] | None = None) -> Operator:
+    """Return the operator of that name; `on` is what LiNeS scales, or the parts of a blend."""
     if name not in OPERATORS:
         found = PLUGINS.find(name)
         if found is None:
@@ -78,11 +83,15 @@ def operator(name: str, on: str | None = None) -> Operator:
         return found
     module, _, attribute = OPERATORS[name].partition(":")
     made = getattr(import_module(module), attribute)
-    if name != "lines":
+    if name not in OF_OTHERS:
         return made()
-    if on == "lines":
-        raise RecipeError("parameters.on: lines cannot stand on lines.")
-    return made(operator(on or "task_arithmetic"))
+    parts = (on,) if isinstance(on, str) else tuple(on or OF_OTHERS[name])
+    if name in parts:
+        raise RecipeError(f"parameters.on: {name} cannot stand on {name}.")
+    if len(parts) != len(OF_OTHERS[name]):
+        count = len(OF_OTHERS[name])
+        raise RecipeError(f"parameters.on: {name} stands on {count}, not on {len(parts)}.")
+    return made(*map(operator, parts))
 
 
 def register(

@@ -18,7 +18,7 @@ from sigmerge.files.safe_open import is_regular
 from sigmerge.files.yaml_documents import Yaml, as_yaml, decoded, parse_yaml
 from sigmerge.messages import shown, unknown
 from sigmerge.operators.base import Operator
-from sigmerge.operators.table import names, operator
+from sigmerge.operators.table import OF_OTHERS, names, operator
 from sigmerge.recipe.members import fetched, with_models, with_weights
 from sigmerge.recipe.modules import (
     BY_FILTER,
@@ -367,16 +367,21 @@ class _Parser(Reading):
         if top.anchor is not None:
             self.problem(("anchor",), "is only read with merge_method: checkpoint")
         on = (top.parameters or {}).get("on")
-        if on is not None and top.merge_method in names() and top.merge_method != "lines":
-            self.problem(("parameters", "on"), "is an option of merge_method: lines")
-        elif not isinstance(on, str | None):
+        several = (
+            isinstance(on, list)
+            and len(OF_OTHERS.get(top.merge_method, ())) > 1
+            and all(isinstance(each, str) for each in on)
+        )
+        if on is not None and top.merge_method in names() and top.merge_method not in OF_OTHERS:
+            self.problem(("parameters", "on"), f"is an option of {' and '.join(OF_OTHERS)}")
+        elif not isinstance(on, str | None) and not several:
             self.problem(("parameters", "on"), f"must be the name of an operator, not {on!r}")
             return None
         try:
             found = operator(top.merge_method, on).with_reference(bool(top.base_model))
             return found.with_parameters(top.parameters or {})
         except RecipeError as error:
-            place = ("parameters", "on") if top.merge_method == "lines" else ("merge_method",)
+            place = ("parameters", "on") if top.merge_method in OF_OTHERS else ("merge_method",)
             said = str(error).removeprefix("merge_method: ").removeprefix("parameters.on: ")
             self.problem(place, said)
             return None
