@@ -109,7 +109,7 @@ def test_a_maker_reads_declared_files_only(source: Path, tmp_path: Path) -> None
         return found, shown.name
 
     inputs = Inputs.of(model={"a.txt": source, "sub/b.txt": source})
-    assert kept.get(Derivation("reads", reads, inputs)).value == (["a.txt", "sub/b.txt"], "model")
+    assert kept.get(Derivation("reads", reads, inputs)).value == [["a.txt", "sub/b.txt"], "model"]
     again = kept.get(Derivation("reads", reads, inputs))
     assert again.value == [["a.txt", "sub/b.txt"], "model"]
 
@@ -657,6 +657,24 @@ def test_a_maker_may_be_given_apart_from_the_declared_one(source: Path) -> None:
     found = kept.get(of(source), lambda given: {"level": level is not None})
     assert found.value == {"level": True} and not found.kept
     assert kept.get(of(source)).value == {"level": True} and not made
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_value_is_the_same_made_and_found(
+    writable: bool, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain content as a file has it, and nobody else's to change."""
+    if not writable:
+        monkeypatch.setenv("SIGMERGE_CACHE", str(source))
+
+    def pair(given: Given) -> Any:
+        return {"pair": (1, 2), 3: None}
+
+    wanted = Derivation("pair", pair, Inputs.of(text=source))
+    for is_kept in (False, True, True):
+        found = kept.get(wanted)
+        assert (found.value, found.kept) == ({"pair": [1, 2], "3": None}, is_kept)
+        found.value["pair"].append(3)
 
 
 def test_what_is_not_to_be_kept_is_made_again(source: Path, root: Path) -> None:

@@ -97,9 +97,11 @@ _SEES = (
 )
 ITEMS = f"""CHECKPOINT=$2
 {_SEES}
+: "$SALT_OF_ROWS"
 sed 's/.*"id": "\\([^"]*\\)".*/{{"id": "\\1", "m": 0.5}}/' "$1"\n"""
 SCORE = f"""CHECKPOINT=$1
 {_SEES}
+: "$SALT_OF_ROWS"
 echo '{{"math": 0.5, "code": 0.5}}'\n"""
 
 
@@ -151,12 +153,23 @@ def unpickled(at: Place) -> Derivation:
     return first_wanted(lambda: as_safetensors([at.root / "weights.bin"]))[0]
 
 
-def by_command(at: Place, more: str = "", folder: str = "") -> tuple[Derivation, Any]:
+@contextmanager
+def variable(value: str) -> Iterator[None]:
+    """One that programs name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SALT_OF_ROWS", value)
+        yield
+
+
+def by_command(
+    at: Place, more: str = "", folder: str = "", salt: str = ""
+) -> tuple[Derivation, Any]:
     repair = {"command": f"sh {at.root}/score.sh {{checkpoint}}{more}"}
     recipe = load_recipe(at.recipe("linear", repair=repair))
     scorer = scorer_of(replace(recipe, folder=at.root / folder), Options())
     assert scorer is not None
-    return first_wanted(lambda: scorer(at.pool / "math"))
+    with variable(salt):
+        return first_wanted(lambda: scorer(at.pool / "math"))
 
 
 def score(folder: Path, worth: float = 0.5) -> dict[str, float]:
@@ -220,9 +233,10 @@ def evaluation(
 
 
 def answer(
-    at: Place, name: str, change: Mapping[str, Any] | None = None, device: str = "cpu", **how: Any
-) -> Derivation:
-    with pytest.MonkeyPatch.context() as patch:
+    at: Place, name: str, change: Mapping[str, Any] | None = None, device: str = "cpu",
+    salt: str = "", **how: Any,
+) -> Derivation:  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, variable(salt):
         patch.setattr(generate, "model_device", lambda: device)
         return evaluation(at, change or {}, name, **how).derivation(name)
 
@@ -275,6 +289,7 @@ ANSWERED = {
 RAN = {
     "backend": {"name": "said"}, "dtype": {"name": "said"}, "harness": {"name": "said"},
     "command": {"change": {"command": "sh {checkpoint} {items}"}}, "folder": {"folder": "pool"},
+    "environment": {"salt": "another"},
     "metrics": {"change": {"metrics": {"m": {"key": "m", "better": "lower"}}}},
     "name": {"name": "more"},
 }  # fmt: skip
@@ -294,7 +309,8 @@ ROWS = {
     ),
     "unpickled": Row("checkpoints/pickled.py", unpickled),
     "score of a command": Row(
-        "jobs/scores.py", by_command, {"command": {"more": " x"}, "folder": {"folder": "pool"}},
+        "jobs/scores.py", by_command,
+        {"command": {"more": " x"}, "folder": {"folder": "pool"}, "environment": {"salt": "x"}},
     ),
     "score of a callable": Row("jobs/scores.py", by_callable, {"callable": {"of": other_score}}),
     "candidate": Row(

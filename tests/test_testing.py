@@ -78,7 +78,7 @@ def test_a_class_is_an_operator() -> None:
                 yield tile
 
     made = registered("bounded", Bounded)
-    assert made.revision and sigmerge.Method.of(made).operator == "checked_bounded"
+    assert sigmerge.Method.of(made).operator == "checked_bounded"
     merged = check_operator(made)
     assert merged["lm_head.weight"].dtype == np.float32
     with pytest.raises(sigmerge.errors.RecipeError, match="registered already"):

@@ -28,9 +28,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -39,6 +38,7 @@ from sigmerge.files.cache import cache_place, is_installed, keep_json, kept_json
 from sigmerge.files.checksums import is_intact, sealed
 from sigmerge.files.digests import file_digests, prove, when_contradicted
 from sigmerge.files.documents import content_key
+from sigmerge.files.environment import library_version
 from sigmerge.files.identity import changed, identify, unchanged
 from sigmerge.files.locks import has_name, locked
 from sigmerge.files.objects import address, open_stored, remote_file
@@ -109,10 +109,6 @@ class Inputs:
         known = read([file for role, file in self.files.items() if role not in remote])
         return {r: remote.get(r) or known[f] for r, f in sorted(self.files.items())}
 
-    def prove(self) -> dict[str, str]:
-        """As `digests`, verified: called before anything made of the files is stored."""
-        return self.digests(_proven)
-
 
 @dataclass(frozen=True)
 class Derivation:
@@ -178,6 +174,13 @@ class Derivation:
         except PoolError:
             return None
 
+    def prove(self) -> bool:
+        """Whether files that were read are those of the key, before anything made of them is kept.
+
+        Another one than a volatile one stops it.
+        """
+        return _is_same(self, _proven)
+
     def header(self, seconds: float) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -203,13 +206,8 @@ def _check_resolved(value: Any, name: str) -> None:
         raise AssertionError(f"{name}: {value!r} is no resolved setting")
 
 
-@cache
 def _version(library: str) -> str:
-    """Version of a library, read once: a process keeps the library that it has loaded."""
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return "none"
+    return library_version(library) or "none"
 
 
 @dataclass(frozen=True)
@@ -344,7 +342,7 @@ def get(
 def look(wanted: Derivation) -> KeptEntry | None:
     """The cached entry of a derivation, or None; an outdated one only under `reusing`."""
     if found := _unkept.get(wanted.full):
-        return found
+        return replace(found, value=_plain(found.value))
     folders = [root / wanted.name / wanted.core for root in _roots(wanted.near)]
     if found := next(filter(None, (_read(folder, wanted.full) for folder in folders)), None):
         return found
@@ -367,7 +365,7 @@ def _made_somewhere(
         told = isinstance(error, OutputError) and str(place) in str(error)
         if place is None or not (full or told):
             raise
-        _say(f"{place}: cannot be written ({error}); results live until the command ends")
+        say(f"{place}: cannot be written ({error}); results live until the command ends")
         remove(place / f"{wanted.full}.partial", if_possible=True)
         return _made(wanted, None, make)
 
@@ -382,11 +380,11 @@ def _made(wanted: Derivation, place: Path | None, make: Callable[[Given], Any]) 
             partial = _until_the_end.enter_context(scratch()) / wanted.full
         else:
             partial = place / f"{wanted.full}.partial"
-        value = make(Given(wanted.inputs, partial, stack))
+        value = _plain(make(Given(wanted.inputs, partial, stack)))
     seconds = time.perf_counter() - begun
     try:
         unchanged(before)  # it would be kept under the content of before
-        same = _is_same(wanted, _proven) and same
+        same = wanted.prove() and same
     except PoolError:
         remove(partial, if_possible=True)
         raise
@@ -399,12 +397,18 @@ def _made(wanted: Derivation, place: Path | None, make: Callable[[Given], Any]) 
     if place is not None:
         with suppress(OSError):
             folder = _publish(wanted, place, partial, value, seconds)
-    entry = KeptEntry(value, folder, seconds, kept=False)
     if place is None or folder == partial:
-        _unkept[wanted.full] = entry
+        _unkept[wanted.full] = KeptEntry(_plain(value), folder, seconds, kept=True)
     else:
         _bound(place.parent.parent)
-    return entry
+    return KeptEntry(value, folder, seconds, kept=False)
+
+
+def _plain(value: Any) -> Any:
+    """What a later run would read."""
+    if isinstance(value, NotToKeep):
+        return NotToKeep(_plain(value.value))
+    return json.loads(json.dumps(value))
 
 
 def _proven(files: Iterable[Path]) -> Mapping[Path, str]:
@@ -415,8 +419,10 @@ def _is_same(wanted: Derivation, read: _Digests) -> bool:
     """True if no input changed; raises if one that is not volatile did."""
     roles = wanted.changed_roles(read)
     for role in roles:
+        file = address(wanted.inputs.files[role])
         if not _is_volatile(wanted, role):
-            raise changed(address(wanted.inputs.files[role]))
+            raise changed(file)
+        say(f"{file}: changed while it was read, so that no {wanted.name} made with it is kept")
     return not roles
 
 
@@ -433,7 +439,7 @@ def _publish(wanted: Derivation, place: Path, partial: Path, value: Any, seconds
     if partial.is_dir():
         partial.rename(folder)
     if not keep_json(header, content):
-        _unkept[wanted.full] = KeptEntry(value, folder, seconds, kept=True)
+        _unkept[wanted.full] = KeptEntry(_plain(value), folder, seconds, kept=True)
     return folder
 
 
@@ -553,7 +559,7 @@ def _append(place: Path, key: str, header: Mapping[str, Any], records: Mapping[s
                 raise
         return True
     except OSError as error:
-        _say(f"{place}: cannot be written ({error.strerror}); results live until the command ends")
+        say(f"{place}: cannot be written ({error.strerror}); results live until the command ends")
         return False
 
 
@@ -594,7 +600,7 @@ def _alone(folder: Path, wanted: Derivation) -> Iterator[None]:
         with ExitStack() as stack:
             handle = stack.enter_context(locked(lock))
             if handle is None:
-                _say(f"another process makes the {wanted.name} of {wanted.of}; waiting for it")
+                say(f"another process makes the {wanted.name} of {wanted.of}; waiting for it")
                 handle = stack.enter_context(locked(lock, wait=True))
             if handle is not None and has_name(lock, handle):
                 yield
@@ -644,10 +650,11 @@ def _say_outdated(wanted: Derivation, header: Mapping[str, Any] | None, count: i
     by = f"under {', '.join(changed)}" if changed else "by another version of sigmerge"
     of = f" of {wanted.of}" if wanted.of else ""
     what = f"{count:,} {wanted.name}{'s' * (count > 1)}{of}"
-    _say(f"{what} {'were' if count > 1 else 'was'} made {by}; not used without --reuse")
+    say(f"{what} {'were' if count > 1 else 'was'} made {by}; not used without --reuse")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Warn once in a process."""
     if text not in _said:
         _said.add(text)
         _log.warning(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,38 @@ def test_transformers_loads_what_is_shown(folder: Path) -> None:
     with torch.no_grad():
         own = AutoModelForCausalLM.from_pretrained(folder)(ids).logits[0, -1, :4].tolist()
     assert found == own
+
+
+def test_code_that_own_code_imports_is_declared(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of the user's on Python's path, also through another one."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (folder / "modeling_own.py").write_text("import torch, users_layers\n")
+    (tmp_path / "users_layers.py").write_text("import users_norm\n")
+    _deciding(tmp_path / "users_norm.py", folder)
+
+
+def test_code_of_the_hub_is_declared(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That `auto_map` names: it comes from the hub's cache."""
+    snapshot = tmp_path / "hub/models--someone--layers/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text("abc")
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "someone/layers--modeling_own.Own"}
+    (folder / "config.json").write_text(json.dumps(config))
+    _deciding(snapshot / "modeling_own.py", folder)
+
+
+def _deciding(file: Path, folder: Path) -> None:
+    keys = []
+    for text in ("SCALE = 1\n", "SCALE = 2\n", "SCALE = 1\n"):
+        file.write_text(text)
+        keys.append(key(folder))
+    assert keys[0] == keys[2] != keys[1]
+    assert file in checkpoint_files(open_checkpoint(folder)).values()

@@ -154,6 +154,27 @@ def test_a_task_that_changed_in_the_same_process_is_another(place: Path, tmp_pat
     assert evaluate(POOL / "math", str(own / "own.yaml"), limit=8)["macro"] == right[1]
 
 
+def test_examples_of_another_split_make_other_items(place: Path, tmp_path: Path):
+    """They stand before every question, and no record of the split that is scored has them."""
+    shots = tmp_path / "shots.jsonl"
+    task = yaml.safe_load((place / "tasks/nano_said.yaml").read_text())
+    task["dataset_kwargs"]["data_files"]["train"] = str(shots)
+    task |= {"task": "nano_shown", "num_fewshot": 2, "fewshot_split": "train"}
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/nano_shown.yaml").write_text(yaml.safe_dump(task))
+    mark = {"harness": "lm_eval", "task": "nano_shown", "include_path": "tasks",
+            "metrics": {"right": "exact_match,none"}}  # fmt: skip
+    suite = {"name": "own", "domains": {"a": {"x": mark}}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(suite))
+    digests = []
+    for answer in ("one", "another"):
+        rows = [{"prompt": f"ask {i}", "answer": answer, "choices": []} for i in range(3)]
+        shots.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found, _ = splits.load_available(load_suite(tmp_path / "own.yaml"), Data())
+        digests.append([item.digest for item in found["x"]])
+    assert len(digests[0]) == 40 and not {*digests[0]} & {*digests[1]}
+
+
 def test_a_task_of_the_hub_is_not_downloaded_unasked():
     mark = {"harness": "lm_eval", "task": "arc_easy", "metrics": {"acc": "acc,none"}}
     suite = load_suite({"name": "own", "domains": {"a": {"arc": mark}}})

@@ -210,6 +210,29 @@ def test_what_is_set_in_a_module_is_part_of_what_uses_it(modules: Callable[..., 
     assert callable_digest(score) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\ndef score(f):\n    return os.environ['USERS_JUDGE']",
+        "import os\nNAME = 'USERS_JUDGE'\ndef score(f):\n    return os.getenv(NAME)",
+        "import users_one\ndef score(f):\n    return users_one.f()",
+        "def score(f):\n    from users_one import f\n    return f()",
+    ],
+)
+def test_a_variable_that_a_callable_names_is_part_of_it(
+    text: str, modules: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules(users_one="import os\ndef f():\n    return os.environ['USERS_JUDGE']\n")
+    score, digests = defined(text), []
+    for value in ("one", "another"):
+        monkeypatch.setenv("USERS_JUDGE", value)
+        digests.append(callable_digest(score))
+        monkeypatch.setenv("USERS_OTHER", value)
+        assert callable_digest(score) == digests[-1]
+    monkeypatch.delenv("USERS_JUDGE")
+    assert len({*digests, callable_digest(score)}) == 3
+
+
 @pytest.mark.parametrize("text", ["import yaml", "import numpy.linalg", "import not_there"])
 def test_a_library_that_is_not_loaded_yet_has_its_version(text: str) -> None:
     """Else the digest would change with the first call."""

@@ -16,7 +16,7 @@ import yaml
 import sigmerge
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
-from sigmerge.evaluation.command_line import named_files, run_command
+from sigmerge.evaluation.command_line import named_files, run_command, scored_by_command
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
@@ -29,6 +29,7 @@ from sigmerge.jobs.scores import (
     read_scores,
     scorer_of,
 )
+from sigmerge.kept import Derivation, Inputs
 from sigmerge.nano.files import POOL
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.scored import RepairSection
@@ -359,6 +360,73 @@ def test_what_a_command_imports_beside_itself_is_among_its_files(line: str, tmp_
     named = named_files(line, tmp_path, "command")
     found = {f.relative_to(tmp_path).as_posix() for f in named if f.is_relative_to(tmp_path)}
     assert found == {"score.py", "helper.py", "inner/__init__.py", "inner/deep.py", "inner/near.py"}
+
+
+def test_what_lies_on_pythonpath_is_among_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("score.py", "elsewhere/helper.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("import helper\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    for line in ("python score.py {checkpoint}", "python -m helper {checkpoint}"):
+        assert tmp_path / "elsewhere/helper.py" in named_files(line, tmp_path, "command")
+
+
+def test_a_folder_that_a_command_names_is_what_lies_in_it(tmp_path: Path) -> None:
+    inside = [tmp_path / "data" / name for name in ("a.jsonl", "deep/b.jsonl")]
+    for file in [*inside, tmp_path / "data/.git/index", tmp_path / "data/__pycache__/c.pyc"]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    run_in = tmp_path / "recipes"
+    run_in.mkdir()
+    for line in ("score --data=../data {checkpoint}", f"score {tmp_path}/data {{checkpoint}}"):
+        assert [file.resolve() for file in named_files(line, run_in, "command")] == inside
+    for around in (".", "..", str(tmp_path)):  # where the command's own results lie
+        assert named_files(f"score {around} {{checkpoint}}", run_in, "command") == []
+
+
+def test_variables_that_a_command_names_decide_its_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "score.py").write_text("import os\nprint(os.environ['JUDGE'])\nPWD = 1\n")
+    (tmp_path / "data.bin").write_bytes(b"OF_DATA \0")
+
+    def named(line: str) -> dict[str, str]:
+        found: dict[str, str] = scored_by_command(line, tmp_path, "command").settings["environment"]
+        return found
+
+    for name in ("JUDGE", "TOKEN", "OF_DATA", "UNNAMED"):
+        monkeypatch.setenv(name, "secret")
+    before = named("sh -c '$TOKEN score.py' score.py data.bin {checkpoint}")
+    assert {*before} == {"JUDGE", "TOKEN"} and "secret" not in str(before)
+    monkeypatch.setenv("JUDGE", "another")
+    after = named("sh -c '$TOKEN score.py' score.py data.bin {checkpoint}")
+    assert before["JUDGE"] != after["JUDGE"] and before["TOKEN"] == after["TOKEN"]
+    monkeypatch.delenv("JUDGE")
+    assert "JUDGE" not in named("python score.py {checkpoint}")
+
+
+def test_libraries_of_a_commands_python_are_in_its_key(tmp_path: Path) -> None:
+    """Of the Python of a script's first line, of the program, or of this process."""
+    place = tmp_path / "venv/lib/python3.11/site-packages"
+    python = tmp_path / "venv/bin/python"
+    for name in ("transformers-1.0", "my_judge-2.0", "other-3.0"):
+        (place / f"{name}.dist-info").mkdir(parents=True)
+        about = "Metadata-Version: 2.1\nName: {}\nVersion: {}\n".format(*name.split("-"))
+        (place / f"{name}.dist-info/METADATA").write_text(about)
+    (python.parent).mkdir()
+    (tmp_path / "score.py").write_text("import json\nfrom my_judge.more import judged\n")
+    for program, first in ((python, ""), (tmp_path / "tool", f"#!{python}\nimport my_judge\n")):
+        program.write_text(first)
+        program.chmod(0o755)
+        line = f"{program} score.py {{checkpoint}}"
+        by = scored_by_command(line, tmp_path, "command")
+        assert by.libraries == (f"my_judge @ {place}", f"transformers @ {place}")
+        runtime = Derivation("score", scored_by_command, Inputs({}), {}, by.libraries).runtime
+        assert [*runtime.values()] == ["2.0", "1.0"]
+    own = scored_by_command("sh score.sh {checkpoint}", tmp_path, "command")
+    assert "transformers" in own.libraries
 
 
 def test_a_program_of_the_path_is_among_its_files(

@@ -122,7 +122,7 @@ def test_its_merge_is_repaired(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert at_once.repair.deficit == pytest.approx({"math": 0.4, "coding": 0.1})
 
 
-def interrupted(pool: PoolOnDisk, out: Path) -> None:
+def interrupted(pool: PoolOnDisk, out: Path, wanted: dict[str, Any] | None = None) -> None:
     """Stop a merge after its second block."""
     done: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +136,7 @@ def interrupted(pool: PoolOnDisk, out: Path) -> None:
 
         patch.setattr(Output, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
-            package.merge(recipe(pool), out)
+            package.merge(wanted or recipe(pool), out)
     assert not out.exists()
 
 
@@ -159,6 +159,22 @@ def test_a_changed_function_does_not_continue_an_old_merge(
     assert changed.provenance.blocks_resumed == ()
     revision = operator("strongest").revision
     assert revision and changed.plan.revision == revision
+
+
+def test_what_a_function_uses_may_change_after_it_was_registered(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    """As in a notebook, where another cell sets it."""
+    scope = {"__name__": "my_notebook", "sigmerge": package, "SHARE": 1.0}
+    text = "def shared(tile, site):\n    tile.out[:] = SHARE * tile.experts.mean(axis=0)\n"
+    exec(f"@sigmerge.operator('shared')\n{text}", scope)
+    wanted = {"merge_method": "shared", "base_model": str(pool.reference),
+              "models": [{"model": str(path)} for path in pool.experts.values()]}  # fmt: skip
+    before = operator("shared").revision
+    interrupted(pool, tmp_path / "out", wanted)
+    scope["SHARE"] = 0.5
+    assert operator("shared").revision != before
+    assert package.merge(wanted, tmp_path / "out").provenance.blocks_resumed == ()
 
 
 def test_a_changed_file_of_a_package_makes_another_operator(

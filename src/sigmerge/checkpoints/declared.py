@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.companions import companion_files, files_named
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.hub import cached
 from sigmerge.checkpoints.inputs import same_configuration
 from sigmerge.checkpoints.remote import with_weights
-from sigmerge.errors import SigmergeError
+from sigmerge.errors import MissingExtra, SigmergeError
+from sigmerge.files.environment import source_text
+from sigmerge.files.imports import imported_files, users_homes
 from sigmerge.files.objects import address, remote_folder
 from sigmerge.kept import Given
 
 AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
 """Files besides weights and tokenizer that libraries may read to build the model."""
+ELSEWHERE = "elsewhere"
+"""Where a checkpoint is shown with code of its own that lies in no folder of it."""
+_CODE_OF = re.compile(r'"([\w.-]+/[\w.-]+)--[\w.]+"')
+"""A class under `auto_map` whose code another repository of the hub has."""
 
 
 def checkpoint_files(checkpoint: Checkpoint) -> dict[str, Path]:
@@ -72,9 +80,21 @@ def named(shown: Path, checkpoint: Checkpoint) -> Iterator[None]:
 def files_around(folder: Path) -> dict[str, Path]:
     """The files of a folder besides weights that define the model and its tokenizer."""
     files = {file for file in files_named(folder, AROUND) if file.is_file()}
-    return {
-        file.relative_to(folder).as_posix(): file for file in {*files, *companion_files(folder)}
-    }
+    own = {file.relative_to(folder).as_posix(): file for file in {*files, *companion_files(folder)}}
+    elsewhere = sorted({*_code_elsewhere(files)} - files)
+    return own | {f"{ELSEWHERE}/{n}/{file.name}": file for n, file in enumerate(elsewhere)}
+
+
+def _code_elsewhere(files: Iterable[Path]) -> Iterator[Path]:
+    """Modules of the user that a folder's code imports, and code of the hub that it names."""
+    for file in files:
+        if file.suffix == ".py":
+            yield from imported_files(file, users_homes())
+        elif file.name in ("config.json", "tokenizer_config.json"):
+            for repository in {*_CODE_OF.findall(source_text(file))}:
+                with suppress(MissingExtra):  # then nothing runs that code either
+                    place = cached(repository)
+                    yield from place.rglob("*.py") if place else ()
 
 
 def _role(checkpoint: Checkpoint, file: Path) -> str:

@@ -360,6 +360,7 @@ class Evaluation:
             by.settings,
             by.libraries,
             of=f"{name} of {self.checkpoint}",
+            volatile=("scored_by/",),
         )
 
     def known(self, name: str, items: Sequence[Item]) -> dict[str, Scored]:
@@ -381,20 +382,20 @@ class Evaluation:
             self.how.progress(name, len(results), len(items))
             missing = [item for item in items if item.id not in results]
             if missing:
-                same, groups = self._stays(name), 0
+                same, groups, proven = self._stays(name), 0, True
                 for scored, usage in self._scored(name, items, missing):
                     groups += 1
                     if groups == 1:
-                        self._inputs.prove()
+                        proven = wanted.prove()
                     results |= {item.id: found for item, found in scored}
                     self.usage += usage
-                    if same():
+                    if same() and proven:
                         kept.write(scored, usage)
                     else:
                         unkept += usage
                     self.how.progress(name, len(results), len(items))
                 if groups > 1 and not self.suite.benchmarks[name].answers:
-                    self._inputs.prove()  # a program reads the checkpoint for every group
+                    wanted.prove()  # a program reads the checkpoint for every group
             if lost := [item.id for item in items if item.id not in results]:
                 raise ScoreError(f"{name}: no score came back for {', '.join(sorted(lost)[:3])}.")
             return results, kept.usage(items) + unkept

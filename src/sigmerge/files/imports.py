@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from sigmerge.files.environment import source_text
+
 
 def imported_files(file: Path, homes: Sequence[Path]) -> list[Path]:
     """A file and all modules in these folders that it imports, directly or indirectly.
@@ -29,6 +31,15 @@ def module_files(name: str, homes: Sequence[Path]) -> list[Path]:
     """The files of a module and its packages, and of all that these import."""
     own = _files_of(tuple(name.split(".")), homes)
     return sorted({each for file in own for each in imported_files(file, homes)})
+
+
+def imported_names(file: Path) -> set[str]:
+    """The modules, by the first part of their names, that a Python source or script imports."""
+    text = source_text(file)
+    first = text.partition("\n")[0]
+    if file.suffix != ".py" and not (first.startswith("#!") and "python" in first):
+        return set()
+    return {parts[0] for level, parts in _names(text.encode()) if not level and parts}
 
 
 def users_homes() -> list[Path]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge import _native
+from sigmerge.files.environment import source_text, variables
 from sigmerge.files.imports import imported_files, is_installed, module_files, users_homes
 from sigmerge.files.safe_open import is_regular
 
@@ -135,6 +136,16 @@ def _texts(described: Any) -> Iterator[str]:
                 yield from _texts(part)
 
 
+def _modules(described: Any) -> Iterator[Path]:
+    """The files of the user's modules in a description."""
+    match described:
+        case ["module of the user", str(name), _]:
+            yield from _users_files(name)
+        case list() | tuple():
+            for part in described:
+                yield from _modules(part)
+
+
 class Unnameable(Exception):
     """Raised for a value whose content cannot be described."""
 
@@ -142,11 +153,14 @@ class Unnameable(Exception):
 def callable_digest(function: Callable[..., Any]) -> str | None:
     """A digest of a user's callable: its code, constants, and all that it closes over or names.
 
+    Also covers the variables of the environment that it, or a module of the user's, names.
     None if a part cannot be described by its content, for example a loaded model. Covers the names
     of files that it reads, not their content (see `callable_files`).
     """
     try:
-        text = json.dumps(_described(function, {}), sort_keys=True)
+        described = _described(function, {})
+        named = variables([*_texts(described), *map(source_text, _modules(described))])
+        text = json.dumps([described, named], sort_keys=True)
     except Unnameable:
         return None
     return hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:32]
@@ -228,7 +242,7 @@ def _module(name: str) -> Any:
     if top == PACKAGE.name:
         return name, _package_digest()
     if files := _users_files(name):
-        return name, [[file.name, _content(file)] for file in files]
+        return "module of the user", name, [[file.name, _content(file)] for file in files]
     return name, _version(top)
 
 

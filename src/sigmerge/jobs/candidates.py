@@ -33,6 +33,7 @@ from sigmerge.jobs.scores import (
     Look,
     MeasuredScores,
     ScoreFunction,
+    is_still,
     kept_score,
     scored_by_callable,
     scorer_of,
@@ -123,7 +124,7 @@ class KeptMeasure:
 
         def make(given: Given) -> Any:
             found = score()
-            return found.to_keep(self.measure.by() == by and self._usable(found.scores))
+            return found.to_keep(is_still(by, self.measure.by()) and self._usable(found.scores))
 
         return self._looked(Answered.of(kept.get(self._wanted(recipe, by), make)), meter)
 
@@ -363,7 +364,7 @@ class MemoryMeasure:
         by = self.by()
         if by is None:
             return ask(folder)
-        return kept_score(folder, by, ask, lambda _: self.by() == by, allow_pickle=False)
+        return kept_score(folder, by, ask, lambda _: is_still(by, self.by()), allow_pickle=False)
 
     def answer(self, found: Answered) -> Answer:
         assert found.worth is not None

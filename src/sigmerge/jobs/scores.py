@@ -23,9 +23,10 @@ from sigmerge.checkpoints.declared import checkpoint_files, named, shown_folder
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.command_line import check_program, named_files, run_command
+from sigmerge.evaluation.command_line import check_program, run_command, scored_by_command
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.documents import parse_json, read_json_object
+from sigmerge.files.environment import MODEL_LIBRARIES
 from sigmerge.files.sources import callable_files, callable_key
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.steps import ScoreStep
@@ -191,7 +192,7 @@ class CheckpointScorer:
             return self.measure(shown).answered
 
         def usable(found: Answered) -> bool:
-            return self.by(folder) == by and self.usable(found.scores)
+            return is_still(by, self.by(folder)) and self.usable(found.scores)
 
         found = kept_score(folder, by, ask, usable, self.allow_pickle)
         items = {domain: [each] for domain, each in (found.worth or {}).items()}
@@ -225,11 +226,18 @@ def _measured(found: Mapping[Any, Any], meter: Meter) -> MeasuredScores:
     return MeasuredScores(scores, {}, seconds=meter.wall_seconds, items=items)
 
 
+def is_still(by: ScoredBy, now: ScoredBy | None) -> bool:
+    """Whether the same decides scores as when they were asked for; says once that it does not."""
+    if now != by:
+        kept.say("what scores a checkpoint changed while it did: its scores are not kept")
+    return now == by
+
+
 def scored_by_callable(score: Callable[..., Any]) -> ScoredBy | None:
     """What decides the scores of a user's callable; None if it has no digest."""
     key = callable_key(score)
     files = {str(number): file for number, file in enumerate(callable_files(score))}
-    return None if key is None else ScoredBy({"callable": key}, files)
+    return None if key is None else ScoredBy({"callable": key}, files, MODEL_LIBRARIES)
 
 
 def scorer_of(
@@ -267,9 +275,7 @@ def _command_scorer(command: str, recipe: Recipe, options: Options) -> Checkpoin
     check_program(command, folder, where)
 
     def by(_: Path) -> ScoredBy:
-        asked = {"command": command, "folder": str(folder.absolute())}
-        files = enumerate(named_files(command, folder, where))
-        return ScoredBy(asked, {str(place): file for place, file in files})
+        return scored_by_command(command, folder, where)
 
     def measure(checkpoint: Path) -> MeasuredScores:
         meter = Meter()

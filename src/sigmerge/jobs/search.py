@@ -45,7 +45,7 @@ from sigmerge.jobs.candidates import (
 )
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.scores import BY
+from sigmerge.jobs.scores import BY, is_still
 from sigmerge.jobs.steps import Description, SearchStep
 from sigmerge.jobs.work_folder import WINNER, WorkFolder, hidden, list_records
 from sigmerge.kept import Derivation, Given, Inputs, NotToKeep
@@ -493,7 +493,7 @@ class _Search:
 
         def make(given: Given) -> Any:
             value = fresh or self._fresh(ask)
-            return value if scored_by(self.job.scorer) == by else NotToKeep(value)
+            return value if is_still(by, scored_by(self.job.scorer)) else NotToKeep(value)
 
         entry = kept.get(self._wanted(ask, by), make)
         return {**entry.value, "found": entry.kept}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -52,7 +53,6 @@ class TileOperator(Operator):
         self.title, self.paper = title, paper
         self.needs_reference = self.gives_vector = vectors
         self.parameters = (*parameters, OUTSIDE)
-        self.revision = _revision(function)
 
     def granule(self, site: Site) -> int:
         return site.size if self.whole else super().granule(site)
@@ -92,10 +92,15 @@ class Plugins:
         return tuple(dict.fromkeys((*self.registered, *_installed())))
 
     def find(self, name: str) -> Operator | None:
-        if name in self.registered:
-            return self.registered[name]
-        found = _installed().get(name)
-        return _load(found) if found else None
+        """The operator of that name, with the revision of its code and of what that uses now."""
+        found = self.registered.get(name)
+        if found is None and (point := _installed().get(name)):
+            found = _load(point)
+        if found is None:
+            return None
+        made = copy(found)
+        made.revision = _revision(_origin(made))
+        return made
 
     def add(self, made: Operator) -> None:
         """Register an operator. Running a notebook's cell again replaces the cell's own."""
@@ -145,7 +150,6 @@ def _load(point: EntryPoint) -> Operator:
             f"operator of that name. Decorate the function with "
             f'@sigmerge.operator("{point.name}").'
         )
-    made.revision = made.revision or _revision(type(made))
     return made
 
 
@@ -165,14 +169,15 @@ def _place(made: Operator) -> str:
 def class_operator(name: str, kind: type[Operator]) -> Operator:
     """An operator of a user's class."""
     made = kind()
-    made.name, made.revision = name, _revision(kind)
+    made.name = name
     return made
 
 
 def _revision(made: TileFunction | type[Operator]) -> str:
     """A digest of a user's code: a merge is not continued with code that changed.
 
-    Code that no digest describes is another every time.
+    It is made whenever a recipe names the operator: values that the code uses may be others since
+    it was registered. Code that no digest describes is another every time.
     """
     return callable_digest(made) or secrets.token_hex(16)
 

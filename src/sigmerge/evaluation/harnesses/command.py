@@ -14,7 +14,7 @@ from pydantic import field_validator
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
-from sigmerge.evaluation.command_line import named_files, run_command
+from sigmerge.evaluation.command_line import run_command, scored_by_command
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import Item
@@ -43,9 +43,7 @@ class Command(Benchmark):
         return value
 
     def scored_by(self, name: str, suite_folder: Path, how: How) -> ScoredBy:
-        files = named_files(self.command, suite_folder, f"{name}.command")
-        program = {f"program/{place}": file for place, file in enumerate(files)}
-        return ScoredBy({"folder": str(suite_folder)}, program)
+        return scored_by_command(self.command, suite_folder, f"{name}.command")
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         return CommandScorer(name, self, asked.shown, asked.suite_folder)

@@ -25,7 +25,7 @@ import yaml
 from pydantic import Field
 
 from sigmerge.errors import MissingExtra, ScoreError, install
-from sigmerge.evaluation.answers import MetricValue, Scored
+from sigmerge.evaluation.answers import MetricValue, Scored, settings_key
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.how import How
@@ -73,7 +73,7 @@ class LmEval(Benchmark):
         harness_version()
         files = {}
         if folder := self.tasks_folder(suite_folder):
-            found = [*folder.rglob("*.yaml"), *folder.rglob("*.py")]
+            found = sorted(file for file in folder.rglob("*") if file.is_file())
             files = {f"tasks/{file.relative_to(folder).as_posix()}": file for file in found}
         return ScoredBy({}, files, ("lm-eval", "langdetect", "nltk", "sympy"))
 
@@ -222,10 +222,20 @@ def task_records(
             "the benchmark files: of its own."
         )
     try:
-        return [dict(doc) for doc in _loaded(task, include).eval_docs]
+        loaded = _loaded(task, include)
+        shown = _shown(loaded)
+        return [{**doc, **shown} for doc in loaded.eval_docs]
     except (OSError, ValueError, RuntimeError) as error:  # a hub that is not there is an OSError
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise NoSource(f"{name}: the task {task} cannot load its records ({reason}).") from None
+
+
+def _shown(task: Any) -> dict[str, str]:
+    """What the examples before each question are drawn from: records of another split, say."""
+    if not task.get_config("num_fewshot"):
+        return {}
+    examples = [dict(doc) for doc in task.fewshot_docs() or ()]
+    return {"examples_of": settings_key(examples)}
 
 
 LOCAL = ("json", "csv", "parquet", "arrow", "text")

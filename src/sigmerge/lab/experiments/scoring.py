@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.command_line import named_files
+from sigmerge.evaluation.command_line import scored_by_command
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import read_json_lines
+from sigmerge.files.environment import library_version
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import check_domains, suite_and_how
 
@@ -84,7 +85,10 @@ def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model:
     if "command" in given:
         inside = sorted((model.parent / "splits").rglob("*.jsonl"))
         items = [f"{file.parent.name}/{file.name} {d}" for file, d in file_digests(inside).items()]
-        return [*items, *digests_of(named_files(given["command"], Path.cwd(), "command"))]
+        by = scored_by_command(given["command"], Path.cwd(), "command")
+        versions = [library_version(library) for library in by.libraries]
+        decided = [by.settings["environment"], versions, *digests_of([*by.files.values()])]
+        return [*items, *decided]
     from sigmerge.evaluation import splits
     from sigmerge.evaluation.run import Evaluation
 
