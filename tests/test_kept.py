@@ -690,7 +690,7 @@ def test_what_is_not_to_be_kept_is_made_again(source: Path, root: Path) -> None:
 
 @pytest.mark.parametrize("change", ["written", "gone", "before"])
 def test_a_file_of_the_maker_that_changed_meanwhile_keeps_nothing(
-    change: str, source: Path, tmp_path: Path, root: Path
+    change: str, source: Path, tmp_path: Path, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = tmp_path / "own.txt"
     own.write_text("before")
@@ -710,6 +710,7 @@ def test_a_file_of_the_maker_that_changed_meanwhile_keeps_nothing(
         own.write_text("since the key was made")
     assert kept.get(wanted).value == 1
     assert made == ["writes"] and not list(root.rglob("*.json"))
+    assert [f"{own}: changed while it was read" in text for text in caplog.messages] == [True]
 
 
 def test_a_changed_input_is_named_even_where_others_may_change(source: Path) -> None:
