@@ -4,7 +4,7 @@
 
 A scenario is a pool, its recipes, a suite, the programs that score it, and a cache that only grows.
 Before each run of a command something changes by chance: weights, a configuration, a tokenizer, a
-program or a file that it reads, an operator or a score in Python or a module that these import,
+program, a file or folder that it reads, a variable that it names, an operator or a score in Python or a module that these import,
 exemplars, records, settings of a recipe or a suite, the file system that the pool seems to lie on,
 the version of a library or the package's own code, or bytes of the cache. States come back, so that
 old entries would be found under a wrong key. Some runs are killed first, and what they leave beside
@@ -58,10 +58,11 @@ VOLATILE = {
 """Keys of records that say what a run took, and not what it found."""
 
 SCORE = """
-set -- "$1" $(cat "$1"/*.safetensors {file} | cksum)
-printf '{{"math": 0.%d, "code": 0.%d}}' $(($2 % 8 + 1)) $((($2 / 8 + {salt}) % 8 + 1))
+set -- "$1" $(cat "$1"/*.safetensors {file} data/* | cksum)
+salt=$(({salt} + ${{FUZZ_SALT:-0}}))
+printf '{{"math": 0.%d, "code": 0.%d}}' $(($2 % 8 + 1)) $((($2 / 8 + salt) % 8 + 1))
 """
-"""Scores that the weights, a file and the program decide."""
+"""Scores that weights, a file, a folder, a variable of the environment and the program decide."""
 ITEMS = """
 import json, sys
 salt = {salt} + len(open("{file}").read())
@@ -79,6 +80,7 @@ def own(tile, site):
     tile.out[:] = own_helper.turned(tile.experts.mean(axis=0), {salt}) * FACTOR
 """
 OWN_SCORE = """
+import os
 from pathlib import Path
 from zlib import crc32
 import own_helper
@@ -86,7 +88,7 @@ import own_helper
 def score(folder):
     import own_later
     found = sum(crc32(file.read_bytes()) for file in Path(folder).glob("*.safetensors"))
-    found += {salt} + own_helper.SALT + int(own_later.FACTOR * 10)
+    found += {salt} + own_helper.SALT + int(own_later.FACTOR * 10) + int(os.environ["FUZZ_SALT"])
     return {{"math": (found % 8 + 1) / 10, "code": (found // 8 % 8 + 1) / 10}}
 """
 OWN_HELPER = """
@@ -170,6 +172,15 @@ def _named_file(now: Scenario, number: int) -> None:
     now.write("constant.txt", "x" * (number + 1))
 
 
+def _file_in_a_folder(now: Scenario, number: int) -> None:
+    (now.root / "data/deep").mkdir(parents=True, exist_ok=True)
+    now.write("data/rows.txt", "y" * (number + 1))
+
+
+def _variable(now: Scenario, number: int) -> None:
+    os.environ["FUZZ_SALT"] = str(number)
+
+
 def _score(now: Scenario, number: int) -> None:
     now.write("score.sh", SCORE.format(salt=number, file=now.root / "constant.txt"))
 
@@ -198,7 +209,7 @@ def _recipes(now: Scenario, number: int) -> None:
     weight = [0.3, 0.5, 0.7][number]
     task = f"merge_method: task_arithmetic\nparameters: {{weight: {weight}}}\n"
     top = head.format(seed=number)
-    command = f"sh score.sh {{checkpoint}} {now.root / 'constant.txt'}"
+    command = f"sh score.sh {{checkpoint}} {now.root / 'constant.txt'} data"
     told = f"repair: {{command: '{command}', c_max: {weight}}}\n"
     now.write("repair.yaml", f"{task}{top}{models}{told}")
     now.write("tune.yaml", f"{task}{top}{models}repair: {{command: '{command}'}}\n")
@@ -239,6 +250,8 @@ CHANGES: dict[str, Callable[[Scenario, int], None]] = {
     "tokenizer": _tokenizer,
     "code beside the weights": _code_beside,
     "a file that a program reads": _named_file,
+    "a file in a folder that a program reads": _file_in_a_folder,
+    "a variable of the environment": _variable,
     "the program that scores": _score,
     "the program of a benchmark": _items,
     "an operator in Python": _own("own_operator", OWN_OPERATOR),

@@ -619,6 +619,18 @@ def test_entries_made_of_a_content_are_dropped(source: Path, root: Path) -> None
     assert not list(kept.listing(root))
 
 
+def test_what_lives_until_the_end_is_dropped_too(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGMERGE_CACHE", str(source))  # which cannot be written
+    kept.get(of(source))
+    with kept.parts(of(source)) as entry:
+        entry.put({"one": 1})
+    assert kept.look(of(source)) and kept.look_at_parts(of(source)).records
+    kept.drop_made_of(of(source).input_digests["text"])
+    assert not kept.look(of(source)) and not kept.look_at_parts(of(source)).records
+
+
 def test_the_size_is_bounded(source: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGMERGE_CACHE_SIZE", "1")
     monkeypatch.setattr(kept, "_bounded", {})
