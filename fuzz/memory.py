@@ -4,13 +4,13 @@
 
 A scenario is a pool, its recipes, a suite, the programs that score it, and a cache that only grows.
 Before each run of a command something changes by chance: weights, a configuration, a tokenizer, a
-program, a file or folder that it reads, a variable that it names, an operator or a score in Python or a module that these import,
-exemplars, records, settings of a recipe or a suite, the file system that the pool seems to lie on,
-the version of a library or the package's own code, or bytes of the cache. States come back, so that
-old entries would be found under a wrong key. Some runs are killed first, and what they leave beside
-the output stays; often something changes once more before the same command runs again. Each result
-is compared with that of the same command with an empty cache and nothing beside its output: there
-must be no difference.
+program, a file or folder that it reads, a variable that it names, an operator or a score in Python
+or a module that these import, exemplars, records, settings of a recipe or a suite, the file system
+that the pool seems to lie on, the version of a library or the package's own code, or bytes of the
+cache. States come back, so that old entries would be found under a wrong key. Some runs are killed
+first, and what they leave beside the output stays; often something changes once more before the
+same command runs again. Each result is compared with that of the same command with an empty cache
+and nothing beside its output: there must be no difference.
 
 A run is a fork of this process, which has everything loaded.
 """
