@@ -10,7 +10,7 @@ from pathlib import Path
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.companions import companion_files, files_named
 from sigmerge.checkpoints.folder import Checkpoint
-from sigmerge.checkpoints.hub import cached
+from sigmerge.checkpoints.hub import snapshot
 from sigmerge.checkpoints.inputs import same_configuration
 from sigmerge.checkpoints.remote import with_weights
 from sigmerge.errors import MissingExtra, SigmergeError
@@ -93,7 +93,7 @@ def _code_elsewhere(files: Iterable[Path]) -> Iterator[Path]:
         elif file.name in ("config.json", "tokenizer_config.json"):
             for repository in {*_CODE_OF.findall(source_text(file))}:
                 with suppress(MissingExtra):  # then nothing runs that code either
-                    place = cached(repository)
+                    place = snapshot(repository)
                     yield from place.rglob("*.py") if place else ()
 
 

@@ -36,16 +36,21 @@ _HIDDEN = (".cache", ".git")
 
 def cached(identifier: str) -> Path | None:
     """The whole snapshot of `owner/name` that the hub's cache holds; nothing is downloaded."""
+    folder = snapshot(identifier)
+    return folder if folder and _is_whole(folder) else None
+
+
+def snapshot(identifier: str) -> Path | None:
+    """What the hub's cache holds of `owner/name`, whole or not; nothing is downloaded."""
     _library(identifier)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     name, revision = _named(identifier)
     try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError):
         return None
-    return folder if _is_whole(folder) else None
 
 
 def stand_in(identifier: str) -> Path:
