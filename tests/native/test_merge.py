@@ -365,3 +365,16 @@ def test_any_formula_is_what_numpy_makes_of_it(seed, tmp_path):
     assert merge.merge(formula, pool.table, *members)[:2] == (True, True)
     expected = by_numpy(formula, pool.values[:-1], pool.values[-1], lasts)
     assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_entry_stays_if_its_draw_lies_below_its_odds(more):
+    drawn, values, out = np.empty(1, np.uint32), np.ones(1, np.float32), np.empty(1, np.float32)
+    _native.draw(3, 4, 0, drawn)
+    odds = np.full((1, 2), (int(drawn[0]) + more) / 2**32)
+    draws = np.array([[3, 4, 1]])
+    formula = merge.formula(
+        np.ones(1, np.float32), vectors=False, thin=merge.RANK, draws=draws, odds=odds
+    )
+    merge.merge(formula, table([values]), 0, 1, TILE, STRIP, target(out), np.zeros(1))
+    assert out[0] == more
