@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 ENCODERS = ("encoder", "vision", "visual", "image", "audio")
@@ -85,9 +85,40 @@ def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
     return Stack(prefix, len(seen), next((i for i in range(len(seen)) if i not in seen), None))
 
 
+@dataclass(frozen=True)
+class Blocks(Stack):
+    """The blocks of tensors of which no configuration says what they are."""
+
+    numbers: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """By what the names of a block begin with."""
+
+    def block_of(self, name: str) -> int | None:
+        found = _numbered(name)
+        return self.numbers.get(f"{found[0]}{found[1]}." if found else _module(name))
+
+
+def find_blocks(names: Iterable[str]) -> Blocks:
+    """Every layer of every numbered stack; where nothing is numbered, every module.
+
+    A pipeline of diffusion has several stacks side by side, and none is the model's only one.
+    """
+    listed = list(names)
+    layers = {f"{found[0]}{found[1]}." for found in map(_numbered, listed) if found}
+    blocks = layers or {_module(name) for name in listed}
+    numbers = {block: i for i, block in enumerate(sorted(blocks, key=natural))}
+    return Blocks("", len(numbers), None, numbers)
+
+
+def _module(name: str) -> str:
+    """What a tensor's name begins with before the part that says which of a module's it is."""
+    return name.rpartition(".")[0] or name
+
+
 def other_stacks(names: Iterable[str], stack: Stack) -> list[str]:
     """The prefixes of further stacks: of an encoder, or of what sees. A sequence with gaps is none,
     as of a projector some of whose members have no weights."""
+    if isinstance(stack, Blocks):
+        return []
     indices: dict[str, set[int]] = defaultdict(set)
     for prefix, block in filter(None, map(_numbered, names)):
         indices[prefix].add(block)

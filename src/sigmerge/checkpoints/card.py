@@ -14,6 +14,7 @@ from typing import Any
 
 from sigmerge.checkpoints.folder import Checkpoint, on_hub
 from sigmerge.checkpoints.links import check_file, is_there
+from sigmerge.checkpoints.plain import is_pipeline
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.errors import SigmergeError
 from sigmerge.files.documents import read_bytes
@@ -53,7 +54,9 @@ def model_card(
 ) -> str:
     """What this is and how to make it again. The same for every run of the recipe."""
     found, named = licence(pool.members), hub_names(pool.members.values())
-    front: dict[str, Any] = {"library_name": "transformers", **found.entries}
+    library = "diffusers" if is_pipeline(pool.layout.path) else "transformers"
+    known = library == "diffusers" or not pool.layout.parts
+    front: dict[str, Any] = {**({"library_name": library} if known else {}), **found.entries}
     if named:
         front |= {"base_model": named, "base_model_relation": "merge"}
     front["tags"] = ["merge", "sigmerge"]

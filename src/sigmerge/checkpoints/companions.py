@@ -15,6 +15,7 @@ from typing import Any
 
 from sigmerge.checkpoints.folder import INDEX, parted, read_json
 from sigmerge.checkpoints.links import check_file, is_there
+from sigmerge.checkpoints.plain import is_pipeline, pipeline_files
 from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import PoolError
@@ -67,6 +68,10 @@ def copy_companions(
     `chat_template` goes before the tokenizer's own, `architecture` before that of the layout.
     """
     layout = pool.layout
+    if layout.parts:
+        for file in pipeline_files(layout.path) if is_pipeline(layout.path) else ():
+            output.copy(file, file.relative_to(layout.path).as_posix())
+        return
     config = merged_config(layout.config, pool.untied, dtype, architecture)
     if tokenizer is not None and tokenizer != layout.path:
         file = tokenizer / "config.json"
@@ -151,6 +156,8 @@ def companion_files(folder: Path) -> list[Path]:
 
     Raises for non-regular files and for symlinks that point outside the folder.
     """
+    if is_pipeline(folder):
+        return pipeline_files(folder)
     return list(_matching(folder, ("config.json", INDEX, GENERATION, *CODE_FILES, *TOKENIZER)))
 
 

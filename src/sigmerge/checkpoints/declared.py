@@ -50,6 +50,8 @@ def weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
     """The files that decide a checkpoint's tensors: its weights, and how they are put together."""
     same_configuration(checkpoint)
     weights = {f"weights/{number}": file for number, file in enumerate(checkpoint.files)}
+    if checkpoint.parts:
+        return weights
     return {"config.json": checkpoint.path / "config.json", **weights}
 
 

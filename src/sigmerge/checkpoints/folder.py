@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, split_adapter
-from sigmerge.checkpoints.blocks import Stack, find_stack
+from sigmerge.checkpoints.blocks import Stack, find_blocks, find_stack
 from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.header import Tensor, Version, read_header, version_of
 from sigmerge.checkpoints.links import check_file, is_there
@@ -98,6 +98,9 @@ class Checkpoint:
     """Version of config.json when it was read; empty for remote files."""
     notes: tuple[str, ...] = field(default=(), kw_only=True, compare=False, repr=False)
     """Notes for the user about how its tensors were put together."""
+    parts: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """Of tensors that no configuration describes: what names of a part begin with, and the index
+    that lists its shards in a result. Empty for a model."""
     stack: Stack = field(init=False)
 
     def given(self, file: Path) -> Path:
@@ -106,7 +109,8 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         sizes = [(name, tensor.size) for name, tensor in self.tensors.items()]
-        object.__setattr__(self, "stack", find_stack(sizes))
+        found = find_blocks(self.tensors) if self.parts else find_stack(sizes)
+        object.__setattr__(self, "stack", found)
 
     @property
     def place(self) -> str:
@@ -262,6 +266,23 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
         from sigmerge.checkpoints.pickled import as_safetensors
 
         files = list(pickles := as_safetensors(files))
+    tensors = stored_tensors(folder, files, index)
+    refuse_other_floats(folder, tensors)
+    checkpoint = Checkpoint(
+        folder, config, tensors, tuple(files), config_version=version, pickles=pickles
+    )
+    stack = checkpoint.stack
+    if stack.gap is not None:
+        raise PoolError(
+            f"{folder}: no tensor is called {stack.prefix}{stack.gap}.*, though later blocks are "
+            "there. The checkpoint is incomplete, or its layers were taken out without numbering "
+            "the others anew: export or download it again."
+        )
+    return checkpoint
+
+
+def stored_tensors(folder: Path, files: Iterable[Path], index: str) -> dict[str, Tensor]:
+    """The tensors of a folder's files, which are those that its index names, if it has one."""
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in read_header(file).items():
@@ -275,18 +296,7 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
         _check_index(folder / index, tensors)
     if not tensors:
         raise PoolError(f"{folder}: its weight files hold no tensor.")
-    _refuse_other_floats(folder, tensors)
-    checkpoint = Checkpoint(
-        folder, config, tensors, tuple(files), config_version=version, pickles=pickles
-    )
-    stack = checkpoint.stack
-    if stack.gap is not None:
-        raise PoolError(
-            f"{folder}: no tensor is called {stack.prefix}{stack.gap}.*, though later blocks are "
-            "there. The checkpoint is incomplete, or its layers were taken out without numbering "
-            "the others anew: export or download it again."
-        )
-    return checkpoint
+    return tensors
 
 
 def read_json(file: Path, *, required_in: Path | None = None) -> dict[str, Any]:
@@ -323,13 +333,18 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], Version]:
     return config, version
 
 
-def _existing_folder(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """The folder or file that a path leads to."""
     try:
-        folder = path.expanduser().resolve(strict=True)
+        return path.expanduser().resolve(strict=True)
     except FileNotFoundError:
         raise PoolError(f"{path}: no such folder.") from None
     except (OSError, RuntimeError) as error:
         raise PoolError(f"{path}: cannot be opened ({error}); is it a symlink loop?") from None
+
+
+def _existing_folder(path: Path) -> Path:
+    folder = existing(path)
     if folder.suffix == ".gguf":
         raise PoolError(f"{path}: {_GGUF}")
     if not folder.is_dir():
@@ -363,7 +378,7 @@ def _refuse_quantised(folder: Path, config: dict[str, Any]) -> None:
             )
 
 
-def _refuse_other_floats(folder: Path, tensors: dict[str, Tensor]) -> None:
+def refuse_other_floats(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Raise for float types that cannot be merged: they would silently stay the reference's."""
     other = [t for t in tensors.values() if t.dtype.startswith("F") and not t.floating]
     if other:
@@ -377,7 +392,7 @@ def _refuse_other_floats(folder: Path, tensors: dict[str, Tensor]) -> None:
 def _weight_files(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
     """The files with the weights, and the name of the index that lists them, if one does."""
     if (folder / INDEX).exists():
-        files = _indexed(folder, INDEX)
+        files = indexed_files(folder, INDEX)
         if (folder / SINGLE).exists() and folder / SINGLE not in files:
             raise PoolError(
                 f"{folder}: holds both {SINGLE} and {INDEX}, which names other files; one of the "
@@ -395,7 +410,7 @@ def _weight_files(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
     return _other_weights(folder, allow_pickle)
 
 
-def _indexed(folder: Path, name: str) -> list[Path]:
+def indexed_files(folder: Path, name: str) -> list[Path]:
     """The shards that an index names, all of which exist."""
     index = folder / name
     check_file(folder, index)
@@ -412,7 +427,7 @@ def _other_weights(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
     if pickles and allow_pickle:
         index = PICKLED_INDEX if (folder / PICKLED_INDEX).exists() else ""
         if index:
-            pickles = _indexed(folder, index)
+            pickles = indexed_files(folder, index)
         else:
             _no_shards(folder, pickles, PICKLED_INDEX)
         return _checked(folder, pickles), index

@@ -40,6 +40,7 @@ def _convert(given: Given) -> None:
         raise MissingExtra("Reading pickled weights", ["torch"], ["models"]) from None
     try:
         state = torch.load(pickle, map_location="cpu", weights_only=True, mmap=True)
+        state = state.get("state_dict", state)  # of a trainer's checkpoint
         copies = {name: value.contiguous().clone() for name, value in state.items()}
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

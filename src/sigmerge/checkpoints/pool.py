@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from sigmerge import messages
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import Stack
 from sigmerge.checkpoints.computed import disagreements
 from sigmerge.checkpoints.equal import same_bytes
-from sigmerge.checkpoints.folder import SHOWN, Checkpoint, is_head, open_checkpoint
+from sigmerge.checkpoints.folder import SHOWN, Checkpoint, is_head
 from sigmerge.checkpoints.header import Tensor
+from sigmerge.checkpoints.links import is_there
+from sigmerge.checkpoints.plain import is_pipeline, open_tensors, require_kinds, require_model
 from sigmerge.errors import PoolError
 from sigmerge.files.objects import remote_file
+
+TensorChoice = Literal["union", "intersection"]
+"""Which tensors a result has, where the members do not have the same."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,8 @@ class PoolMembers:
     `layout` is the checkpoint whose tensors, configuration and tokenizer the output takes over:
     the reference, or else the first expert. `untied` is set when some members store an output head
     of their own and others share it with the embedding: every member is then read as untied.
-    `output` is what the result looks like where it is stacked of layers. `added_tokens` are entries
+    `output` is what the result looks like where it is stacked of layers, or has tensors that the
+    layout's checkpoint lacks. `added_tokens` are entries
     that the tokenizer of the result has beyond the one it is taken from.
     """
 
@@ -75,9 +83,12 @@ def open_members(members: Mapping[str, Path], allow_pickle: bool) -> dict[str, C
     """Open checkpoints by name. Problems of all are reported together."""
     opened: dict[str, Checkpoint] = {}
     problems: list[str] = []
+    models = any(is_there(home_of(path) / "config.json") for path in members.values())
     for name, path in members.items():
         try:
-            opened[name] = open_checkpoint(path, allow_pickle=allow_pickle)
+            opened[name] = open_tensors(path, allow_pickle=allow_pickle)
+            if models and opened[name].parts and not is_pipeline(path):
+                require_model(opened[name])
         except PoolError as error:
             problems.append(f"{name}: {error}")
     if problems:
@@ -94,13 +105,14 @@ def open_pool(
     soup: bool = False,
     any_architecture: bool = False,
     moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
+    tensors: TensorChoice | None = None,
 ) -> PoolMembers:
     """Open and check a pool. All problems of all members are reported together.
 
     Members may differ in precision. Without `outside`, experts need no tensors outside the numbered
     blocks. In a `soup` the reference may be a member like others, since no task vector is needed.
     With `any_architecture`, what configurations call it need not agree. `moved` brings the members
-    to one vocabulary.
+    to one vocabulary. `tensors` says what becomes of those that not all have.
     """
     members = {**({"reference": reference} if reference else {}), **experts}
     opened = open_members(members, allow_pickle)
@@ -109,9 +121,11 @@ def open_pool(
     pool = together(base, opened)
     if moved is not None:
         pool = _rebuilt(pool, moved(pool.members), pool.untied)
+    if tensors is not None:
+        pool = _chosen(pool, tensors, soup)
     problems += _same_folders(pool.experts if soup else pool.members)
     for name, expert in pool.experts.items():
-        if expert is not pool.layout:
+        if expert is not pool.layout and tensors != "union":
             problems += differences(name, expert, pool.layout, outside, any_architecture)
     if not problems and not soup:
         problems += _equal_to_reference(pool)
@@ -125,6 +139,9 @@ def open_pool(
 def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) -> PoolMembers:
     """The pool of members that are called alike, with or without heads of their own."""
     pool = PoolMembers(reference, experts)
+    require_kinds(pool.members)
+    if pool.layout.parts:  # which have the names that they have
+        return pool
     own = tuple(f"{name}: {note}" for name, m in pool.members.items() for note in m.notes)
     pool = replace(pool, notes=own)
     if len({frozenset(member.tensors) for member in pool.members.values()}) > 1:
@@ -133,6 +150,42 @@ def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) ->
         members, notes = alike(pool.members)
         pool = replace(_rebuilt(pool, members, untied=False), notes=(*own, *notes))
     return with_heads(pool)
+
+
+def _chosen(pool: PoolMembers, tensors: TensorChoice, soup: bool) -> PoolMembers:
+    """The pool with the tensors that every member has, or with those that any has."""
+    members = pool.members
+    counts = Counter(name for member in members.values() for name in member.tensors)
+    partial = {name for name, count in counts.items() if count < len(members)}
+    if not partial:
+        return pool
+    if tensors == "intersection":
+        kept = {
+            name: replace(m, tensors={n: t for n, t in m.tensors.items() if n not in partial})
+            for name, m in members.items()
+        }
+        told = f"{messages.few(sorted(partial))}: not in every model, and left out of the result"
+        return replace(_rebuilt(pool, kept, pool.untied), notes=(*pool.notes, told))
+    if pool.reference is not None and not soup:
+        new = sorted(partial - pool.reference.tensors.keys())
+        if problems := listed("tensor that the reference does not have", new):
+            raise PoolError(
+                "tensors: union needs what task vectors start from; say tensors: intersection, or "
+                "merge without a base_model:",
+                problems,
+            )
+    every = dict(ChainMap(*({**m.tensors} for m in members.values())))
+    problems = [
+        f"{name}: {n}: {why}"
+        for name, m in members.items()
+        for n, t in m.tensors.items()
+        if (why := clash(every[n], t))
+    ]
+    if problems:
+        raise PoolError("The checkpoints do not form a pool:", problems[:SHOWN])
+    told = f"{messages.few(sorted(partial))}: merged of the models that have them"
+    output = replace(pool.layout, tensors=every, files=())
+    return replace(pool, output=output, notes=(*pool.notes, told))
 
 
 def with_heads(pool: PoolMembers) -> PoolMembers:
@@ -198,7 +251,7 @@ def differences(
     ours, theirs = _architectures(layout), _architectures(expert)
     if ours and theirs and ours != theirs and not any_architecture:
         return [f"{name}: architecture {_join(theirs)}, the reference has {_join(ours)}"]
-    if expert.stack.depth != layout.stack.depth:
+    if expert.stack.depth != layout.stack.depth and not layout.parts:
         return [
             f"{name}: {expert.stack.depth} layers, the reference has {layout.stack.depth}; say "
             "with slices: which layers belong together"
@@ -225,6 +278,11 @@ def differences(
         for n in set(expert.tensors) - set(layout.tensors)
         if outside or layout.stack.block_of(n) is not None
     )
+    if (missing or extra) and layout.parts:
+        problems.append(
+            f"{name}: has other tensors than {layout.title}; say tensors: intersection to merge "
+            "what all have, or tensors: union to merge all"
+        )
     problems += listed(f"{name}: tensor missing", missing)
     problems += listed(f"{name}: tensor that the reference does not have", extra)
     shared = [n for n in sorted(wanted) if n in expert.tensors]

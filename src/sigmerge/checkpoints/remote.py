@@ -343,10 +343,13 @@ def check_remote_target(url: str, overwrite: bool, inputs: Iterable[str]) -> Non
 def names_a_checkpoint(names: Collection[str]) -> bool:
     """Whether a folder with these files may be replaced.
 
-    A configuration alone is no checkpoint: weights or the record of a result belong to it.
+    A configuration alone is no checkpoint: weights or the record of a result belong to it. A result
+    of tensors that no configuration describes has such a record.
     """
-    weights = (name for name in names if "/" not in name and name.endswith(_WEIGHTS))
-    return "config.json" in names and (RESULT_RECORD in names or any(weights))
+    weights = any("/" not in name and name.endswith(_WEIGHTS) for name in names)
+    if RESULT_RECORD in names:
+        return weights or not {"config.json", "model_index.json"}.isdisjoint(names)
+    return "config.json" in names and weights
 
 
 def _check_bucket(url: str) -> None:

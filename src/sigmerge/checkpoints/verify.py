@@ -17,10 +17,10 @@ from sigmerge.checkpoints.folder import (
     INDEX,
     RECORDS_FOLDER,
     Checkpoint,
-    open_checkpoint,
     read_json,
 )
 from sigmerge.checkpoints.links import check_file
+from sigmerge.checkpoints.plain import open_tensors
 from sigmerge.checkpoints.pool import open_pool
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.checkpoints.source import PoolSource
@@ -90,7 +90,7 @@ def verify_result(
     """
     checks = _Checks(folder)
     try:
-        checkpoint = open_checkpoint(folder)
+        checkpoint = open_tensors(folder)
     except PoolError as error:
         checks.add("headers", [Finding("headers", folder.name, str(error))])
         checkpoint = None
@@ -216,10 +216,12 @@ def _fresh(
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
     """The index's total, where there is an index; its names were checked against the shards."""
-    metadata = read_json(checkpoint.path / INDEX).get("metadata")
-    promised = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if promised is not None and promised != checkpoint.nbytes:
-        yield Finding("index", INDEX, f"says {promised} bytes, the shards hold {checkpoint.nbytes}")
+    for part, index in (checkpoint.parts or {"": INDEX}).items():
+        metadata = read_json(checkpoint.path / index).get("metadata")
+        promised = metadata.get("total_size") if isinstance(metadata, dict) else None
+        held = sum(t.nbytes for name, t in checkpoint.tensors.items() if name.startswith(part))
+        if promised is not None and promised != held:
+            yield Finding("index", index, f"says {promised} bytes, the shards hold {held}")
 
 
 def _nonfinite(

@@ -16,9 +16,9 @@ import re
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,6 +93,8 @@ class Layout:
     headers: tuple[bytes, ...]
     sizes: tuple[int, ...]
     slots: dict[str, Slot]
+    parts: Mapping[str, str] = field(default_factory=lambda: {"": INDEX})
+    """What the names of a part's tensors begin with, as its shards' do, and the index of these."""
 
     @property
     def nbytes(self) -> int:
@@ -100,13 +102,21 @@ class Layout:
 
     def specs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The type and the shape of every tensor."""
-        tables = [json.loads(header[8:]) for header in self.headers]
+        tables = [
+            {self.part_of(file) + name: entry for name, entry in json.loads(header[8:]).items()}
+            for file, header in zip(self.files, self.headers, strict=True)
+        ]
         return {
             name: (entry["dtype"], tuple(entry["shape"]))
             for table in tables
             for name, entry in table.items()
             if name in self.slots  # the other entry is metadata
         }
+
+    def part_of(self, file: str) -> str:
+        """What the names of a shard's tensors begin with, and are stored without."""
+        own = f"{file.partition('/')[0]}/"
+        return own if own in self.parts else ""
 
     def place(self, tensors: Iterable[str]) -> tuple[int, int]:
         """Where the first of these tensors goes; of none, the beginning."""
@@ -136,13 +146,22 @@ class Layout:
             made[shard] += 1
         return [block for _, block in sorted(turns, key=lambda pair: pair[0])]
 
-    def index(self) -> dict[str, Any] | None:
-        """The content of the index file; a single shard has none."""
-        if self.files == (SINGLE,):
-            return None
-        stored = sum(slot.nbytes for slot in self.slots.values())
-        weight_map = {name: self.files[slot.shard] for name, slot in sorted(self.slots.items())}
-        return {"metadata": {"total_size": stored}, "weight_map": weight_map}
+    def indexes(self) -> dict[str, dict[str, Any]]:
+        """The content of the index files by their names; a single shard has none."""
+        found = {}
+        for part, index in self.parts.items():
+            files = [file for file in self.files if self.part_of(file) == part]
+            own = {n: s for n, s in sorted(self.slots.items()) if self.files[s.shard] in files}
+            if files == [index.removesuffix(".index.json")] or not files:
+                continue
+            found[index] = {
+                "metadata": {"total_size": sum(slot.nbytes for slot in own.values())},
+                "weight_map": {
+                    name.removeprefix(part): self.files[slot.shard].removeprefix(part)
+                    for name, slot in own.items()
+                },
+            }
+        return found
 
 
 def plan_layout(tensors: Sequence[Spec], max_shard: int | None = None) -> Layout:
@@ -179,6 +198,24 @@ def plan_layout(tensors: Sequence[Spec], max_shard: int | None = None) -> Layout
     return Layout(names, tuple(headers), tuple(sizes), slots)
 
 
+def plan_parts(
+    tensors: Sequence[Spec], parts: Mapping[str, str], max_shard: int | None = None
+) -> Layout:
+    """The files of several parts, which are stored under names without what stands before them."""
+    files, headers, sizes, slots = list[str](), list[bytes](), list[int](), dict[str, Slot]()
+    for part, index in parts.items():
+        own = [(n.removeprefix(part), d, s) for n, d, s in tensors if n.startswith(part)]
+        if not own:
+            continue
+        planned, stem = plan_layout(own, max_shard), index.removesuffix(".safetensors.index.json")
+        for name, slot in planned.slots.items():
+            slots[part + name] = replace(slot, shard=slot.shard + len(files))
+        files += [stem + file.removeprefix("model") for file in planned.files]
+        headers += planned.headers
+        sizes += planned.sizes
+    return Layout(tuple(files), tuple(headers), tuple(sizes), slots, dict(parts))
+
+
 def mirror_layout(checkpoint: Checkpoint) -> Layout:
     """The files of a checkpoint as they are: same names, same headers, same places."""
     headers = []
@@ -192,12 +229,14 @@ def mirror_layout(checkpoint: Checkpoint) -> Layout:
     }
     sizes = tuple(stored_size(file) for file in checkpoint.files)
     names = tuple(_within(file, checkpoint.path) for file in checkpoint.files)
-    return Layout(names, tuple(headers), sizes, slots)
+    return Layout(names, tuple(headers), sizes, slots, dict(checkpoint.parts) or {"": INDEX})
 
 
 def _within(file: Path, folder: Path) -> str:
     """A shard's name as an index writes it; shards may lie in folders of their own."""
-    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.name
+    if file == folder or not file.is_relative_to(folder):
+        return SINGLE if file == folder else file.name
+    return file.relative_to(folder).as_posix()
 
 
 class Output:
@@ -478,9 +517,8 @@ class Output:
         return handle
 
     def _write_index(self) -> None:
-        index = self.layout.index()
-        if index is not None:
-            self.text(INDEX, json.dumps(index, indent=2) + "\n")
+        for name, index in self.layout.indexes().items():
+            self.json(name, index)
 
     def _read_back(self) -> tuple[dict[str, str], list[os.stat_result]]:
         """The digests of the shards, and what the system knows of each."""

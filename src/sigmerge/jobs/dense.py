@@ -28,7 +28,7 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint, hashed_again
 from sigmerge.checkpoints.pool import PoolMembers, kept_numbers, twins
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
-from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
+from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout, plan_parts
 from sigmerge.core import TILE
 from sigmerge.core.dtypes import STORAGE, is_finite
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
@@ -212,7 +212,9 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
     ]
     shard = options.max_shard_size
-    layout = plan_layout(tensors, None if shard is None else parse_size(shard))
+    most = None if shard is None else parse_size(shard)
+    parts = pool.layout.parts
+    layout = plan_parts(tensors, parts, most) if parts else plan_layout(tensors, most)
     exemplars, to_capture, keys, solved_on = {}, {}, {}, "cpu"
     if operator.solves and options.device != "cpu":
         solved_on = options.device

@@ -17,6 +17,7 @@ from sigmerge.checkpoints.computed import decides, disagreements, settings
 from sigmerge.checkpoints.contradictions import contradictions
 from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.plain import open_tensors
 from sigmerge.checkpoints.pool import together
 from sigmerge.checkpoints.publishing import writing
 from sigmerge.checkpoints.source import PoolSource
@@ -44,7 +45,7 @@ def inspect_checkpoints(folders: Sequence[Path], options: Options) -> Inspected:
     else than the first one's. A folder with reference/ and experts stands for all its members.
     """
     listed = [each for folder in folders for each in _members(folder)]
-    opened = [open_checkpoint(each, allow_pickle=options.allow_pickle) for each in listed]
+    opened = [open_tensors(each, allow_pickle=options.allow_pickle) for each in listed]
     first, *others = [_inspected(each) for each in opened]
     titles = [each.title for each in opened]
     unlike = len(set(titles)) == len(titles)
@@ -101,7 +102,7 @@ class DiffJob:
 
     def run(self) -> ModelDifference:
         pickle = self.options.allow_pickle
-        opened = [open_checkpoint(path, allow_pickle=pickle) for path in (self.one, self.other)]
+        opened = [open_tensors(path, allow_pickle=pickle) for path in (self.one, self.other)]
         pool = together(opened[0], {"other": opened[1]})
         one, other = pool.layout, pool.experts["other"]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from sigmerge.checkpoints.card import model_card
 from sigmerge.checkpoints.companions import copy_companions
-from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
+from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint, hashed_again
 from sigmerge.checkpoints.lazy import FormedTensor
 from sigmerge.checkpoints.pool import PoolMembers
@@ -287,9 +287,8 @@ def _guarded(
 
 def _readable(output: Output) -> Path:
     """The unpublished folder, complete enough to be loaded and scored."""
-    index = output.layout.index()
-    if index is not None:
-        output.text(INDEX, json.dumps(index, indent=2) + "\n")
+    for name, index in output.layout.indexes().items():
+        output.json(name, index)
     return output.partial
 
 

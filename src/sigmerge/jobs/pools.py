@@ -18,6 +18,7 @@ from sigmerge.checkpoints.contradictions import contradictions
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import digested, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
+from sigmerge.checkpoints.plain import open_tensors
 from sigmerge.checkpoints.pool import PoolMembers, clash, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests, prove
@@ -68,6 +69,7 @@ def open_merge_pool(recipe: Recipe, options: Options) -> tuple[PoolMembers, bool
         soup=soup,
         any_architecture=recipe.any_architecture,
         moved=_moving(vocabulary, [*([] if soup else ["reference"]), *recipe.experts]),
+        tensors=recipe.tensors,
     )
     return _said(replace(pool, added_tokens=added), options), outside
 
@@ -233,7 +235,7 @@ def recipe_of(plan: RepairPlan) -> Recipe:
         members = {"slices": [_section(piece) for piece in plan.slices]}
     reference = plan.reference.path if plan.reference else None
     given = {"merge_method": "task_arithmetic", "base_model": reference, **members}
-    return replace(load_recipe(given), any_architecture=True)
+    return replace(load_recipe(given), any_architecture=True, tensors="intersection")
 
 
 def _section(piece: PlanSlice) -> dict[str, Any]:
@@ -264,6 +266,7 @@ def open_repair_pool(recipe: Recipe, options: Options) -> PoolMembers:
         allow_pickle=options.allow_pickle,
         outside=False,
         any_architecture=recipe.any_architecture,
+        tensors=recipe.tensors and "intersection",
     )
     if pool.stack.depth == 0:
         raise PoolError(f"{pool.layout.path}: no numbered decoder stack found in the tensor names.")
@@ -288,7 +291,7 @@ def open_anchor(
     path: Path, pool: PoolMembers, options: Options, *, any_architecture: bool = False
 ) -> Checkpoint:
     """The anchor, checked against the pool: same architecture, same blocks."""
-    stored = open_checkpoint(path, allow_pickle=options.allow_pickle)
+    stored = open_tensors(path, allow_pickle=options.allow_pickle)
     if stored.adapter is not None:
         raise PoolError(f"{path}: has an adapter; a repair needs an anchor that is stored.")
     if pool.reference and stored.place == pool.reference.place:
@@ -330,8 +333,12 @@ def merged_sites(recipe: Recipe, pool: PoolMembers, outside: bool) -> dict[str, 
     for name, stored in sorted(pool.layout.tensors.items()):
         block = pool.stack.block_of(name)
         if stored.floating and stored.size and (outside or block is not None):
-            if pool.output is None:
-                site = recipe.site(name, stored.size, pool.stack, placed.get(name))
+            if not recipe.slices or pool.output is None:
+                having = [m for m, e in pool.experts.items() if name in e.tensors]
+                if not having:
+                    continue
+                place = placed.get(name)
+                site = recipe.site(name, stored.size, pool.stack, place, having)
             else:
                 made_of = {m: e.tensors.get(name) for m, e in pool.experts.items()}
                 names = {m: tensor.name for m, tensor in made_of.items() if tensor}

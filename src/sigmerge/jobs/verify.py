@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.companions import TOKENIZER_CONFIG
-from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
+from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
+from sigmerge.checkpoints.plain import is_pipeline, open_tensors
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
@@ -34,7 +35,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.jobs.report import RUN, changed_files
 from sigmerge.jobs.work_folder import WINNER
-from sigmerge.probing.expected import architecture_problems
+from sigmerge.probing.expected import Problems, architecture_problems
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.moe import load_mixture
@@ -101,7 +102,7 @@ class VerifyJob:
             folder,
             dict(provenance.outputs),
             {Path(entry.file): entry.sha256 for entry in provenance.inputs} or None,
-            architecture=architecture_problems(folder),
+            architecture=_architecture(folder),
             threads=self.options.threads,
             progress=self.options.progress,
         )
@@ -117,6 +118,12 @@ class VerifyJob:
         seed = secrets.randbelow(1 << 32) if self.seed is None else self.seed
         sample = Sample(self.blocks, seed)
         return _recomputed(report, folder, anchor, provenance, self.options, sample)
+
+
+def _architecture(folder: Path) -> Problems:
+    """What transformers misses in a model; it does not know other tensors."""
+    plain = is_pipeline(folder) or not (folder / "config.json").exists()
+    return "no model of transformers" if plain else architecture_problems(folder)
 
 
 def _with_record(report: Report, content: Mapping[str, Any]) -> Report:
@@ -303,7 +310,7 @@ def _recomputed(
     a number could hide it by changing the records too.
     """
     quiet = replace(options, progress=silent)
-    stored = open_checkpoint(folder)
+    stored = open_tensors(folder)
     try:
         plan = read_plan(folder / RECORDS_FOLDER / PLAN)
         if isinstance(plan, RepairPlan) and plan.anchor.path is None:

@@ -188,6 +188,7 @@ class _Parser(Reading):
             text=self.text,
             slices=slices,
             vocabulary=vocabulary,
+            tensors=top.tensors,
             architecture=architectures[0],
             any_architecture=any(architectures),
             modules=modules,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,12 @@ from sigmerge.recipe.settings import NEEDED, Conditions, bounded, evaluate
 
 if TYPE_CHECKING:  # few recipes have these
     from sigmerge.checkpoints.blocks import Stack
+    from sigmerge.checkpoints.pool import TensorChoice
     from sigmerge.checkpoints.vocabularies import VocabularyRequest
     from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection
 
 
-OWN_KEYS = ("preset", "seed", "anchor", "capture", "search", "guide", "repair", "tune")
+OWN_KEYS = ("preset", "seed", "tensors", "anchor", "capture", "search", "guide", "repair", "tune")
 """Keys that mergekit does not have. A file with one of them is no mergekit file."""
 MERGEKIT_CONFIG = "mergekit_config.yml"
 """Where a result has a recipe that mergekit reads."""
@@ -96,6 +97,8 @@ class Recipe:
     chat_template: str | None = None
     slices: tuple[RecipeSlice, ...] = ()
     vocabulary: VocabularyRequest | None = None
+    tensors: TensorChoice | None = None
+    """What becomes of tensors that not all models have."""
     architecture: str | None = None
     """The architecture for config.json, replacing the model's own."""
     any_architecture: bool = False
@@ -155,11 +158,17 @@ class Recipe:
         return [*self.inputs, *self.files]
 
     def site(
-        self, tensor: str, size: int, stack: Stack, position: tuple[int, int] | None = None
+        self,
+        tensor: str,
+        size: int,
+        stack: Stack,
+        position: tuple[int, int] | None = None,
+        having: Collection[str] | None = None,
     ) -> Site:
         """A tensor with the options that hold for it: filters and depth gradients resolved.
 
         Gradients run over the tensor's own stack, where `position` is its block and the depth.
+        `having` are the models that have it, where not all do.
         """
         block, depth = stack.block_of(tensor), stack.depth
         t = _along(*position) if position else 0.0
@@ -168,7 +177,8 @@ class Recipe:
         models = {
             model.name: (tensor, [(model.parts or {}).get(module, model.parameters), *nearer])
             for model in self.models
-            if model.parts is None or module in model.parts
+            if (model.parts is None or module in model.parts)
+            and (having is None or model.name in having)
         }
         settings = self._settings(tensor, t, models, nearer)
         return Site(tensor, size, block, depth, tuple(models), settings, self.seed)

@@ -204,6 +204,8 @@ class RecipeSection(Section):
     """The same in its long form."""
     chat_template: str | None = None
     """A template's name, a `.jinja` file, or the text itself."""
+    tensors: Literal["union", "intersection"] | None = None
+    """Which tensors are merged where not all models have the same; otherwise that is an error."""
     preset: Literal["mergekit", "paper"] = "mergekit"
     """Whose defaults hold where mergekit and the papers differ."""
     seed: int = 0

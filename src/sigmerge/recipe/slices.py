@@ -7,6 +7,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sigmerge.checkpoints.plain import WEIGHTS
 from sigmerge.operators.base import Operator
 from sigmerge.recipe.reading import Reading
 from sigmerge.recipe.record import RecipeModel, RecipeSlice, RecipeSource
@@ -149,6 +150,7 @@ def check_count(reading: Reading, chosen: Operator | None, place: Place, count: 
 
 def free_name(path: Path, reference: Path | None, taken: Iterable[str]) -> str:
     """A model's name, where the recipe gives none: its folder's, numbered where that is taken."""
-    name = "base" if path == reference else path.name.partition("@")[0]
+    own = path.stem if path.suffix in WEIGHTS else path.name
+    name = "base" if path == reference else own.partition("@")[0]
     numbered = (f"{name}-{k}" for k in count(2))
     return next(n for n in chain([name], numbered) if n not in set(taken))
