@@ -29,7 +29,7 @@ nitpicky = True
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_copy_source = html_show_sourcelink = False
+html_copy_source = html_show_sourcelink = html_show_copyright = False
 html_theme_options = {"top_of_page_buttons": []}
 html_math_renderer = "mathml"
 

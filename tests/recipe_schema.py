@@ -63,7 +63,11 @@ def schema() -> dict[str, Any]:
         described(definitions[name], section)
     for part in (top, *definitions.values()):
         if "parameters" in part.get("properties", {}):
-            part["properties"]["parameters"] = {"$ref": "#/$defs/Parameters"}
+            own = part["properties"]["parameters"]
+            part["properties"]["parameters"] = {
+                "description": own["description"],
+                "$ref": "#/$defs/Parameters",
+            }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A recipe of sigmerge",

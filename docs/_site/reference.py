@@ -258,13 +258,19 @@ def _help(text: str | None) -> str:
 def _options(one: click.Command, context: click.Context) -> str:
     rows = []
     for parameter in one.get_params(context):
-        if getattr(parameter, "hidden", False) or "--help" in parameter.opts:
+        record = parameter.get_help_record(context)
+        if record is None or "--help" in parameter.opts:  # hidden, or that of every command
             continue
+        named, told = record
         if isinstance(parameter, click.Argument):
-            record = parameter.get_help_record(context)
-            rows.append((_code(parameter.make_metavar(context)), record[1] if record else ""))
-        elif (record := parameter.get_help_record(context)) is not None:
-            rows.append((_code(record[0]), record[1]))
+            named = parameter.make_metavar(context)
+        elif isinstance(parameter.type, click.Choice):  # too many for a narrow column
+            named = named.partition(" [")[0]
+            words = [
+                parameter.type.normalize_choice(each, context) for each in parameter.type.choices
+            ]
+            told += f" One of {', '.join(map(_code, words))}."
+        rows.append((_code(named), told))
     return _table(("argument or option", "meaning"), rows) if rows else ""
 
 
