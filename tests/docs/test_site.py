@@ -25,9 +25,10 @@ from sigmerge.recipe.schema import RECIPE_SCHEMA
 from tests.command_line import sigmerge
 from tests.docs import site_pages
 from tests.docs.site_pages import DOCS, PAGES, blocks, commands, follow, write_files
+from tests.pages.test_browser import Browser, browser
 from tests.storage.conftest import server
 
-__all__ = ["server"]  # a fixture
+__all__ = ["browser", "server"]  # fixtures
 MADE = DOCS / "_site"
 
 
@@ -172,6 +173,30 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(site: Path) -> No
     assert (site / "searchindex.js").stat().st_size > 100_000
     shown = (site / "method.html").read_text(encoding="utf-8")
     assert shown.count("<math") > 20 and "mathjax" not in shown.lower()
+
+
+SHOWN = ("index", "method", "tutorial", "how-to/mergekit-recipe", "reference/recipe",
+         "reference/commands-merge", "reference/python")  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+def test_in_a_browser_no_page_is_too_wide_and_nothing_is_asked_for(
+    site: Path, browser: Browser, width: int
+) -> None:
+    for name in SHOWN:
+        browser.open(site / f"{name}.html", width=width, scheme="dark" if width > 600 else "light")
+        wide = browser.js("return document.documentElement.scrollWidth")
+        assert wide <= width, f"{name}: {wide}"
+        events = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
+        asked = [event["params"]["request"]["url"] for event in events
+                 if event["method"] == "Network.requestWillBeSent"]  # fmt: skip
+        assert asked and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_the_search_finds_pages_without_a_server(site: Path, browser: Browser) -> None:
+    browser.open(site / "search.html")
+    browser.driver.get(f"{(site / 'search.html').as_uri()}?q=capacity")
+    browser.wait("return document.querySelectorAll('#search-results li a').length > 3")
 
 
 @pytest.mark.parametrize(
