@@ -64,7 +64,8 @@ def followed(home: Path, wheel: Path) -> list[tuple[str, float, str]]:
                 assert line.split()[-1] == "0", f"{command}: {''.join(lines)}"
                 break
             lines.append(line)
-        rows.append((command, time.perf_counter() - began, "".join(lines).strip()))
+        said = "".join(lines).strip().replace(f"{work}/", "")
+        rows.append((command, time.perf_counter() - began, said))
         print(f"{rows[-1][1]:7.1f} s  {command}", flush=True)
     shell.stdin.close()
     shell.wait()
@@ -86,11 +87,9 @@ def page(rows: list[tuple[str, float, str]], wheel: str) -> str:
         "progress are left out.\n"
     )
     for command, seconds, said in rows:
-        shown = [
-            line
-            for line in said.splitlines()
-            if not re.match(r"[a-z ]+: \d|WARNING|\[notice", line)
-        ]
+        shown = [line for line in said.splitlines() if not re.match(PROGRESS, line)]
+        if command.startswith("pip "):
+            shown = [f"{shown[-1][:80]} …"]  # what was installed; not where it came from
         if len(shown) > MOST_LINES:
             shown = [*shown[:MOST_LINES], f"… {len(shown) - MOST_LINES} lines more"]
         text += (

@@ -29,6 +29,7 @@ KINDS = {
     "string": "text", "integer": "whole number", "number": "number", "boolean": "true or false",
     "object": "mapping", "array": "list",
 }  # fmt: skip
+WIDTH = 80
 LARGE = 1e30
 """What is no bound any more."""
 
@@ -317,22 +318,31 @@ def _documented(name: str, made: Any) -> str:
 
 
 def _method(owner: str, name: str, made: Any) -> str:
-    return (
-        f"\n**`{_signature(f'{owner}.{name}', made)}`**\n\n{_words(inspect.getdoc(made) or '')}\n"
-    )
+    called = f"```python\n{_signature(f'{owner}.{name}', made)}\n```"
+    return f"\n{called}\n\n{_words(inspect.getdoc(made) or '')}\n"
 
 
 def _signature(name: str, made: Any) -> str:
     if is_dataclass(made) and inspect.isclass(made) and "Recipe" in name:
         return f"class {name}"  # its fields are those of a recipe
     found = inspect.signature(made)
-    shown = [each for key, each in found.parameters.items() if key != "self"]
-    arguments = ", ".join(
-        str(each).replace("'", "").replace(" = <factory>", " = …") for each in shown
-    )
+    shown = [_parameter(each) for key, each in found.parameters.items() if key != "self"]
     returned = found.return_annotation
     given = "" if returned in (found.empty, "None") else f" -> {returned}"
-    return f"{name}({arguments}){given}"
+    whole = f"{name}({', '.join(shown)}){given}"
+    if len(whole) <= WIDTH:
+        return whole
+    lines = "".join(f"    {each},\n" for each in shown)
+    return f"{name}(\n{lines}){given}"
+
+
+def _parameter(each: inspect.Parameter) -> str:
+    """As `str` has it, but for the quotes of annotations."""
+    plain = each.replace(annotation=each.empty, default=each.empty)
+    kind = "" if each.annotation is each.empty else f": {each.annotation}"
+    if each.default is each.empty:
+        return f"{plain}{kind}"
+    return f"{plain}{kind} = {'…' if '<' in repr(each.default) else repr(each.default)}"
 
 
 def _class(name: str) -> tuple[str, str, str]:

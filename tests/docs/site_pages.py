@@ -28,8 +28,9 @@ LONG = (
     "sigmerge search search.yaml found/",
     "sigmerge suite mine.yaml grid/",
     "sigmerge analyze grid/",
+    "sigmerge tune repair.yaml tuned/ --calls 8",  # as on the page on tuning
 )
-"""Ends of commands that only the campaign runs; a dry run stands above each where it has one."""
+"""Ends of commands that only the campaign runs."""
 
 
 class Block(NamedTuple):
