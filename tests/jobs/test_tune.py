@@ -19,7 +19,7 @@ from sigmerge.cli.show import tune_lines
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.tune import TuneJob, pool_recipe
-from sigmerge.pages.tuning import _scores, _steps
+from sigmerge.pages.tuning import _scores, _steps, render
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import TuneRecord, read
@@ -349,6 +349,27 @@ def test_a_step_below_the_floors_is_not_the_best(whole: Path) -> None:
     best = [row[3] for row in _scores(record).grid.rows]
     means = [f"{100 * np.mean(list(call.scores.values())):.2f}" for call in calls]
     assert best == [means[0], means[1], means[1]]
+
+
+def test_an_expert_that_is_left_out_is_said_first(whole: Path) -> None:
+    made = read(TuneRecord, whole / "tune.json")
+    best = made.best.model_copy(update={"weights": {**made.best.weights, DOMAINS[0]: 0.0}})
+    calls = tuple(best if call == made.best else call for call in made.calls)
+    record = made.model_copy(update={"calls": calls})
+    lines = list(tune_lines(record))
+    assert lines[0].startswith(f"{DOMAINS[0]} is left out")
+    row = next(line for line in lines if line.startswith(f"{DOMAINS[0]} ") and "%" not in line
+               and "left" not in line)  # fmt: skip
+    assert row.endswith(" 0.000")
+    assert f"Nothing of {DOMAINS[0]} is in it" in render(record)
+    assert "Nothing of" not in render(made) or not all(made.best.weights.values())
+
+
+def test_the_page_has_the_winner_and_the_command_that_repeats_it(whole: Path) -> None:
+    made = read(TuneRecord, whole / "tune.json")
+    page = render(made)
+    assert f"sigmerge merge {made.winner}/sigmerge/recipe.yaml again/" in page
+    assert "from 0" not in page and "fractions of the largest" not in page
 
 
 def test_floors_and_objectives_reach_the_choice(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -374,15 +374,21 @@ def search_lines(result: Any) -> Iterator[str]:
     yield f"winner: {result.winner}"
 
 
+LEFT_OUT = "the winner gives it the weight 0, so nothing of its model is in the result"
+
+
 def tune_lines(result: Any) -> Iterator[str]:
     scores, split = result.evaluation, "evaluation"
     if scores is None:
         scores, split = result.calibration, "calibration"
-    yield f"{'domain':16}   plain   tuned    gain   ({split} items)"
+    weights = result.best.weights
+    yield from (f"{one} is left out: {LEFT_OUT}" for one, w in weights.items() if not w)
+    yield f"{'domain':16}   plain   tuned    gain   weight   ({split} items)"
     rows = [(d, before, scores.tuned[d]) for d, before in scores.plain.items()]
     mean = ("mean", *(sum(r[i] for r in rows) / len(rows) for i in (1, 2)))
     for name, before, after in [*rows, mean]:
-        yield f"{name:16}  {100 * before:6.2f}  {100 * after:6.2f}  {100 * (after - before):+6.2f}"
+        line = f"{name:16}  {100 * before:6.2f}  {100 * after:6.2f}  {100 * (after - before):+6.2f}"
+        yield f"{line}   {weights[name]:6.3f}" if name in weights else line
     if scores.gain is not None:
         low, high = 100 * scores.gain.low, 100 * scores.gain.high
         yield (

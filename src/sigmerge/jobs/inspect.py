@@ -180,7 +180,10 @@ def write_recipe(pool: Path, file: Path, method: str, overwrite: bool) -> str:
     chosen = operator(method)
     reference, experts = pool_folders(pool)
     if file.exists() and not overwrite:
-        raise OutputError(f"{file}: exists already; pass --overwrite to replace it.")
+        raise OutputError(
+            f"{file}: exists already. Merge it as it is (sigmerge merge {file} merged/), name "
+            "another file for the new recipe, or pass --overwrite to replace it."
+        )
     if file.exists() and (file.suffix not in (".yaml", ".yml") or not file.is_file()):
         raise OutputError(f"{file}: is no .yaml file, and --overwrite only replaces those.")
     kinds = {tensor.dtype for tensor in open_checkpoint(reference).tensors.values()}

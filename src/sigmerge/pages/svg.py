@@ -100,8 +100,19 @@ def drawing(height: float, title: str, parts: Iterable[str]) -> Markup:
     return tag("svg", *parts, kind="plot", viewBox=box, role="img", aria_label=title)
 
 
-def lines(title: str, series: Sequence[Line], tips: Sequence[Tip], over: str = "layer") -> Markup:
-    """Lines over depth, or what `over` says, on the scale 0 to 1, drawn in the given order."""
+def lines(
+    title: str,
+    series: Sequence[Line],
+    tips: Sequence[Tip],
+    over: str = "layer",
+    *,
+    first: int = 0,
+    unit: Callable[[float], str] = "{:.2f}".format,
+) -> Markup:
+    """Lines over depth, or what `over` says, on the scale 0 to 1, drawn in the given order.
+
+    The axis below counts from `first`; `unit` writes the values of the other.
+    """
     height, bottom = 230.0, 196.0
     top, count = 12.0, len(tips)
     step = (CHART_WIDTH - AXIS - 8) / count
@@ -111,8 +122,8 @@ def lines(title: str, series: Sequence[Line], tips: Sequence[Tip], over: str = "
         return bottom - (bottom - top) * value
 
     parts = [
-        *_scale([0.0, 0.25, 0.5, 0.75, 1.0], row, "{:.2f}".format),
-        *_depth(count, column, bottom, over),
+        *_scale([0.0, 0.25, 0.5, 0.75, 1.0], row, unit),
+        *_depth(count, column, bottom, over, first),
     ]
     for line in series:
         at = [f"{x:.1f},{row(value):.1f}" for x, value in zip(column, line.values, strict=True)]
@@ -355,10 +366,15 @@ def _scale(
     return parts
 
 
-def _depth(count: int, column: Sequence[float], bottom: float, over: str = "layer") -> list[Markup]:
+def _depth(
+    count: int, column: Sequence[float], bottom: float, over: str = "layer", first: int = 0
+) -> list[Markup]:
     """The axis all charts over depth share: layer numbers, thinned out in deep models."""
     every = next(n for n in (1, 2, 4, 5, 10, 20, 50, 100, 1000) if count / n <= MANY)
-    shown = [text(column[i], bottom + 16, str(i), "tick", "middle") for i in range(0, count, every)]
+    shown = [
+        text(column[i], bottom + 16, str(first + i), "tick", "middle")
+        for i in range(0, count, every)
+    ]
     return [*shown, text((column[0] + column[-1]) / 2, bottom + 32, over, "tick", "middle")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -27,12 +28,31 @@ def render(record: TuneRecord) -> str:
             f"{len(record.calls)} evaluation calls over {', '.join(record.anchors)}: the best is "
             f"{best.anchor} of call {best.call + 1}"
             f"{', repaired' if best.repair else ', not repaired'}. The tuning ended because "
-            f"{record.stopped}."
+            f"{record.stopped}.{_left_out(record)}"
         ),
         headline=_headline(record, shown, split),
         paired=paired_grid(shown),
+        facts=_facts(record),
         figures=[_scores(record), _weights(record), _steps(record)],
     )
+
+
+def _left_out(record: TuneRecord) -> str:
+    """A sentence about experts of which the winner takes nothing."""
+    names = [name for name, weight in record.best.weights.items() if not weight]
+    return f" Nothing of {' and '.join(names)} is in it: weight 0." if names else ""
+
+
+def _facts(record: TuneRecord) -> list[tuple[str, str]]:
+    """The winner: its recipe, where it lies, and the command that makes it again."""
+    best = record.best
+    weights = ", ".join(f"{name} {weight:.3f}" for name, weight in best.weights.items())
+    again = f"sigmerge merge {shlex.quote(f'{record.winner}/sigmerge/recipe.yaml')} again/"
+    return [
+        ("winner", record.winner),
+        ("recipe", f"{best.anchor} with weights {weights}; repair: {_shown(best.repair)}"),
+        ("once more", again),
+    ]
 
 
 def _headline(record: TuneRecord, shown: TunedScores, split: str) -> list[tuple[str, str, str]]:
@@ -91,7 +111,9 @@ def _scores(record: TuneRecord) -> Figure:
             "Score against calls",
             [svg.Line("anchor", means), svg.Line("score", best)],
             tips,
-            "evaluation call, from 0",
+            "evaluation call",
+            first=1,
+            unit=lambda value: f"{100 * value:.0f}",
         ),
         Grid(("call", "anchor", "mean score", "best so far", "error"), cells),
         [("key-score", "best so far"), ("key-anchor", "candidate")],
@@ -117,9 +139,15 @@ def _weights(record: TuneRecord) -> Figure:
     ]
     return Figure(
         f"Weights of {name} over its calls",
-        f"Drawn as fractions of the largest, {top:.3f}. Calls with a repair multiply the weights "
-        "of the guided anchor by one common factor.",
-        svg.lines("Weights over calls", series, tips, f"calls of {name}, from 0"),
+        "Calls with a repair multiply the weights of the guided anchor by one common factor.",
+        svg.lines(
+            "Weights over calls",
+            series,
+            tips,
+            f"calls of {name}, in their order",
+            first=1,
+            unit=lambda value: f"{top * value:.2f}",
+        ),
         Grid(("call", *domains, "repair"), cells),
         [(f"d{i % svg.COLOURS}", d) for i, d in enumerate(domains)],
     )
