@@ -26,10 +26,12 @@ from sigmerge.recipe.sections import (
     SliceSection,
     SourceSection,
     TokenizerSection,
+    TrajectorySection,
 )
 
 PARTS = {
     "models": ModelSection,
+    "run": TrajectorySection,
     "slices": SliceSection,
     "sources": SourceSection,
     "capture": CaptureSection,
@@ -52,6 +54,7 @@ def schema() -> dict[str, Any]:
     for key in ("search", "repair", "tune", "guide", "capture", "tokenizer"):
         top["properties"][key] = found[key]
     top["properties"]["models"]["items"] = found["models"]
+    top["properties"]["models"] = {"anyOf": [top["properties"]["models"], found["run"]]}
     top["properties"]["slices"]["items"] = found["slices"]
     definitions["SliceSection"]["properties"]["sources"]["items"] = found["sources"]
     top["properties"]["merge_method"] = methods()

@@ -39,7 +39,8 @@ from sigmerge.probing.expected import Problems, architecture_problems
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.moe import load_mixture
-from sigmerge.recipe.sections import ModelSection
+from sigmerge.recipe.sections import ModelSection, TrajectorySection
+from sigmerge.recipe.trajectories import entries
 from sigmerge.records import (
     PLAN,
     PROVENANCE,
@@ -400,6 +401,9 @@ def _recipe(plan: MergePlan, folder: Path, provenance: Provenance) -> Recipe:
     if isinstance(given, dict) and ("slices" in given or "modules" in given):
         return _sliced_recipe(plan, given, provenance)
     models = given.get("models") if isinstance(given, dict) else None
+    if isinstance(models, dict):
+        section = TrajectorySection.model_validate(models)
+        models = entries(section, [str(expert.path) for expert in plan.experts.values()])
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         raise PoolError(f"{file}: is no recipe of a merge.")
     given = {key: value for key, value in given.items() if key not in NOT_DENSE}

@@ -38,6 +38,7 @@ from sigmerge.recipe.sections import (
     RecipeSection,
     SliceSection,
     SourceSection,
+    TrajectorySection,
 )
 from sigmerge.recipe.settings import Conditions, ParameterCheck, Place
 from sigmerge.recipe.slices import WrittenSlice, check_count, free_name, in_soup, read_slices
@@ -149,7 +150,7 @@ class _Parser(Reading):
     """The parsed content, if the text was made from it."""
 
     def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
-        data = self._changed(self._yaml(), repair)
+        data = self._listed(self._changed(self._yaml(), repair))
         self.strict |= any(key in OWN_KEYS and key != "seed" for key in data)
         sections = self._sections(data)
         top = sections.top
@@ -242,6 +243,28 @@ class _Parser(Reading):
         return changed
 
     # Sections
+
+    def _listed(self, data: dict[str, Any]) -> dict[str, Any]:
+        """The recipe with every checkpoint of a run in place of the pattern that names them."""
+        given = data.get("models")
+        if not isinstance(given, dict):
+            return data
+        from sigmerge.recipe.trajectories import checkpoints, entries
+
+        self.strict = True  # mergekit has no such form
+        section = self.checked(TrajectorySection, given, ("models",))
+        found = []
+        if section is not None and isinstance(getattr(section, "glob", None), str):
+            found = checkpoints(section, self.folder)
+            if not found:
+                self.problem(("models", "glob"), f"{section.glob!r} matches no checkpoint")
+            if section.schedule and data.get("merge_method") != "linear":
+                told = "gives weights that sum to 1; they belong to merge_method: linear"
+                self.problem(("models", "schedule"), told)
+        self.stop_on_problems()
+        assert section is not None
+        self.note(f"models: {len(found)} checkpoints, from {found[0].name} to {found[-1].name}")
+        return {**data, "models": entries(section, [str(path) for path in found])}
 
     def _sections(self, data: dict[str, Any]) -> _Sections:
         data = self._without_modules(data)

@@ -121,6 +121,8 @@ class Recipe:
         if self.method not in MERGEKIT or self.files[:1] == () or not _is_yaml(self.files[0]):
             return False
         given = self.given
+        if isinstance(given.get("models"), dict):  # the checkpoints of a run
+            return False
         models = [one for one in given.get("models") or () if isinstance(one, dict)]
         return not (
             {*OWN_KEYS} & given.keys() or any({"name", "exemplars"} & m.keys() for m in models)

@@ -54,6 +54,19 @@ class ModelSection(Section):
     """Of this model alone."""
 
 
+class TrajectorySection(Section):
+    """`models:` as the checkpoints of one run, oldest first by the numbers in their names."""
+
+    glob: str
+    """A pattern of paths, as run/step-*."""
+    schedule: Literal["uniform", "ema", "cosine", "1-sqrt"] | None = None
+    """Weights over the checkpoints that sum to 1; without it the recipe's own hold."""
+    decay: float = Field(default=0.9, gt=0, lt=1)
+    """Of ema: the part of the older mean that is kept at every checkpoint."""
+    last: int | None = Field(default=None, ge=1)
+    """Only so many of the newest."""
+
+
 class SourceSection(Section):
     """One source of a slice: layers `layer_range[0]` … `layer_range[1]` − 1 of a model."""
 
