@@ -11,15 +11,15 @@ import math
 from collections.abc import Callable
 from typing import Literal, get_args
 
-Schedule = Literal["uniform", "ema", "cosine", "1-sqrt"]
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+Averaging = Literal["uniform", "ema", "cosine", "1-sqrt"]
+SCHEDULES: tuple[Averaging, ...] = get_args(Averaging)
 _DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda t: (1 + math.cos(math.pi * t)) / 2,
     "1-sqrt": lambda t: 1 - math.sqrt(t),
 }
 
 
-def weights(schedule: Schedule, count: int, decay: float = 0.9) -> list[float]:
+def weights(schedule: Averaging, count: int, decay: float = 0.9) -> list[float]:
     """The weights of so many checkpoints, oldest first.
 
     `decay` is that of ema: μ_0 = θ_0, μ_j = decay · μ_{j−1} + (1 − decay) · θ_j.
