@@ -300,6 +300,7 @@ class Extracted(Part):
 class Inspected(Part):
     """What the headers and texts of a checkpoint say. `dtypes` counts parameters by their type.
 
+    `form` says how quantised weights are stored; they count as the type that they stand for.
     `settings` is what its configuration says of the computation. `others` are checkpoints that were
     looked at with it, `warnings` what configurations say otherwise than the first, or than weights.
     """
@@ -316,6 +317,7 @@ class Inspected(Part):
     embedding: tuple[int, ...]
     tied: bool
     tokens: int | None
+    form: str = ""
     settings: Mapping[str, Any] = {}
     others: tuple["Inspected", ...] = ()
     warnings: tuple[str, ...] = ()

@@ -15,6 +15,11 @@ from sigmerge.checkpoints.blocks import Stack, find_blocks, find_stack
 from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.header import Tensor, Version, read_header, version_of
 from sigmerge.checkpoints.links import check_file, is_there
+from sigmerge.checkpoints.quantised.forms import (
+    plain_tensors,
+    quantisation_of,
+    without_quantisation,
+)
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.identity import InputIdentity
@@ -96,6 +101,8 @@ class Checkpoint:
     """The original pickle of each converted file."""
     config_version: Version = field(default=(), kw_only=True, compare=False, repr=False)
     """Version of config.json when it was read; empty for remote files."""
+    form: str = field(default="", kw_only=True, compare=False)
+    """The quantised form in which its weights are stored; "" where they are plain."""
     notes: tuple[str, ...] = field(default=(), kw_only=True, compare=False, repr=False)
     """Notes for the user about how its tensors were put together."""
     parts: Mapping[str, str] = field(default_factory=dict, kw_only=True)
@@ -197,7 +204,8 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
     return replace(
         model, config=config, tensors=tensors, files=(*model.files, *adapter.files),
         pickles={**model.pickles, **adapter.pickles},
-        adapter=adapter.folder, notes=(f"{named}are: {few(lacking)}",) if lacking else (),
+        adapter=adapter.folder,
+        notes=(*model.notes, *([f"{named}are: {few(lacking)}"] if lacking else [])),
     )  # fmt: skip
 
 
@@ -259,7 +267,7 @@ def _check_parted(model: Checkpoint, embedding: Tensor, head: Tensor, untouched:
 
 def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
     config, version = _read_config(folder)
-    _refuse_quantised(folder, config)
+    quantisation = quantisation_of(folder, config)
     files, index = _weight_files(folder, allow_pickle)
     pickles: dict[Path, InputIdentity] = {}
     if any(file.suffix == ".bin" for file in files):
@@ -267,10 +275,15 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
 
         files = list(pickles := as_safetensors(files))
     tensors = stored_tensors(folder, files, index)
+    form, told = "", ""
+    if quantisation:
+        form, tensors, told = plain_tensors(folder, config, quantisation, tensors)
+        config = without_quantisation(config)
     refuse_other_floats(folder, tensors)
     checkpoint = Checkpoint(
-        folder, config, tensors, tuple(files), config_version=version, pickles=pickles
-    )
+        folder, config, tensors, tuple(files), config_version=version, pickles=pickles,
+        form=form, notes=(told,) if told else (),
+    )  # fmt: skip
     stack = checkpoint.stack
     if stack.gap is not None:
         raise PoolError(
@@ -358,24 +371,6 @@ _GGUF = (
     "GGUF weights are quantised for inference and cannot be merged; "
     "use the original safetensors checkpoint."
 )
-
-
-def _refuse_quantised(folder: Path, config: dict[str, Any]) -> None:
-    quantisation = config.get("quantization_config")
-    if quantisation:
-        method = (
-            quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else ""
-        )
-        raise PoolError(
-            f"{folder}: quantised weights ({method}) cannot be merged; "
-            "use the checkpoint they were made from."
-        )
-    for marker, method in (("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ")):
-        if (folder / marker).exists():
-            raise PoolError(
-                f"{folder}: quantised weights ({method}, see {marker}) cannot be merged; "
-                "use the checkpoint they were made from."
-            )
 
 
 def refuse_other_floats(folder: Path, tensors: dict[str, Tensor]) -> None:

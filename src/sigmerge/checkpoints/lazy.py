@@ -20,6 +20,10 @@ class Values(Protocol):
 
     def __call__(self, tensor: Tensor, start: int, stop: int) -> Array: ...
 
+    def raw(self, tensor: Tensor, start: int, stop: int) -> Array:
+        """Bytes of a stored tensor, whose elements have one each."""
+        ...
+
 
 @dataclass(frozen=True)
 class FormedTensor(Tensor):

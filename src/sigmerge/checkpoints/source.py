@@ -84,6 +84,10 @@ class FormedValues:
         self.fill(tensor, start, out)
         return out
 
+    def raw(self, tensor: Tensor, start: int, stop: int) -> Array:
+        """Bytes of a stored tensor."""
+        return np.frombuffer(self._reader.bytes(tensor, start, stop), np.uint8)
+
     def fill(self, tensor: Tensor, start: int, out: Array) -> bool:
         """Values from `start` on; False if any is NaN or infinite."""
         if isinstance(tensor, FormedTensor):
@@ -186,7 +190,7 @@ class PoolSource:
             return str(tensor.file)
         pieces = stored_pieces(tensor, place, place + 1)
         for part, first, last in pieces:
-            if not is_finite(self._formed(part, first, last)):
+            if part.floating and not is_finite(self._formed(part, first, last)):
                 return f"{part.name} in {part.file}"
         files = " and ".join(dict.fromkeys(str(part.file) for part, _, _ in pieces))
         return f"formed of {files}"

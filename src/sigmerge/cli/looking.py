@@ -69,6 +69,8 @@ def _checkpoint_lines(found: Any) -> Iterator[str]:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.dtypes.items())
     stored = f"{size(found.bytes)} in {counted(found.files, 'file')}"
     yield f"  {found.parameters:,} parameters ({kinds}), {stored}"
+    if found.form:
+        yield f"  stored as {found.form}; dequantised while it is read"
     if found.embedding:
         head = "the head is the embedding" if found.tied else "a head of its own"
         yield f"  embedding of {' × '.join(map(str, found.embedding))}, {head}"

@@ -85,6 +85,7 @@ def _inspected(found: Checkpoint) -> Inspected:
         dtypes=dict(sizes),
         bytes=found.nbytes,
         files=len(found.files),
+        form=found.form,
         embedding=found.tensors[found.embedding].shape if found.embedding else (),
         tied=found.tied,
         tokens=len(words) if isinstance(words, dict) else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint, read_json
+from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import SigmergeError
 from sigmerge.probing.bounded import TooLarge, bounded
 from sigmerge.probing.loading import model_class, quiet
@@ -25,14 +25,10 @@ def architecture_problems(folder: Path) -> Problems:
     along is not run.
     """
     try:
-        config, shapes = read_json(folder / "config.json"), _shapes(open_checkpoint(folder))
+        found = open_checkpoint(folder)
     except SigmergeError as error:
         return f"transformers cannot build the model ({_reason(error)})"
-    return stored_problems(config, shapes)
-
-
-def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    return {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    return stored_problems(found.config, {n: t.shape for n, t in found.tensors.items()})
 
 
 def stored_problems(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Problems:
