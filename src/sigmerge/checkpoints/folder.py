@@ -15,7 +15,7 @@ from sigmerge.checkpoints.blocks import Stack, find_blocks, find_stack
 from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.header import Tensor, Version, read_header, version_of
 from sigmerge.checkpoints.links import check_file, is_there
-from sigmerge.checkpoints.quantised.forms import (
+from sigmerge.checkpoints.quantised import (
     plain_tensors,
     quantisation_of,
     without_quantisation,

@@ -19,7 +19,7 @@ from sigmerge.checkpoints.lazy import FormedTensor, TensorRun, Values
 from sigmerge.core import Array
 from sigmerge.errors import PoolError
 
-METHOD = "mxfp4"
+MXFP4 = "mxfp4"
 _GROUP = 32
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([_HALF, -_HALF])

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sigmerge.checkpoints import mxfp4, scaled
 from sigmerge.checkpoints.header import Tensor
-from sigmerge.checkpoints.quantised import mxfp4, scaled
 from sigmerge.errors import PoolError
 from sigmerge.messages import few, shown
 
@@ -69,7 +69,7 @@ class _Reader(NamedTuple):
 _SCALED = _Reader(scaled.unread, scaled.plain, scaled.title)
 _READERS = {
     **dict.fromkeys(scaled.METHODS, _SCALED),
-    mxfp4.METHOD: _Reader(lambda _: "", mxfp4.plain, lambda _: "MXFP4"),
+    mxfp4.MXFP4: _Reader(lambda _: "", mxfp4.plain, lambda _: "MXFP4"),
 }
 
 
