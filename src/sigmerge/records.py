@@ -202,6 +202,8 @@ class MergePlan(Record):
     """The evaluation calls that found the weights."""
     slices: tuple[PlanSlice, ...] = ()
     """What the layers are stacked of; empty if the members are whole models."""
+    matched: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
+    """By member and mixture, the expert that stands at each place (match_experts)."""
     warnings: tuple[str, ...] = ()
 
 

@@ -312,6 +312,7 @@ def test_a_dry_run_says_what_is_read_and_writes_nothing(
     stored = read_weights(tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "Mixtral of 2 experts, 2 chosen for each token" in card and len(stored) > 10
+    assert "- base of all but the experts: " in card and "- expert `math`: " in card
 
 
 def test_wrong_files_are_refused_before_a_tensor_is_read(

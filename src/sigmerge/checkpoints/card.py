@@ -7,7 +7,7 @@ none. The licence is the strictest of the members', where one of them includes t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,12 @@ def model_card(
     recipe: str,
     notes: Sequence[str],
     more: Sequence[str] = (),
+    role: Callable[[str], str] = "expert `{}`".format,
 ) -> str:
-    """What this is and how to make it again. The same for every run of the recipe."""
+    """What this is and how to make it again. The same for every run of the recipe.
+
+    `role` is what a model is called by its name.
+    """
     found, named = licence(pool.members), hub_names(pool.members.values())
     library = "diffusers" if is_pipeline(pool.layout.path) else "transformers"
     known = library == "diffusers" or not pool.layout.parts
@@ -64,7 +68,7 @@ def model_card(
     lines += [f"# {title}", "", "Made with [sigmerge](sigmerge/recipe.yaml), without training.", ""]
     if pool.reference:
         lines += [f"- reference: {_linked(pool.reference)}"]
-    lines += [f"- expert `{name}`: {_linked(member)}" for name, member in pool.experts.items()]
+    lines += [f"- {role(name)}: {_linked(member)}" for name, member in pool.experts.items()]
     lines += ["", *map(_with_papers, more), *([""] if more else [])]
     warnings = [f"licence: {found.warning}"] if found.warning else []
     lines += [f"- note: {note}" for note in (*warnings, *notes)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +46,8 @@ class PoolMembers:
     """Notes for the user about how the members were aligned."""
     disagreements: tuple[str, ...] = ()
     """Where the members' configurations compute something else (ruling 36)."""
+    matched: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    """By member and mixture, the expert that stands at each place, where experts are matched."""
 
     @property
     def layout(self) -> Checkpoint:
@@ -106,13 +108,15 @@ def open_pool(
     any_architecture: bool = False,
     moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
     tensors: TensorChoice | None = None,
+    match: Callable[[PoolMembers], PoolMembers] | None = None,
 ) -> PoolMembers:
     """Open and check a pool. All problems of all members are reported together.
 
     Members may differ in precision. Without `outside`, experts need no tensors outside the numbered
     blocks. In a `soup` the reference may be a member like others, since no task vector is needed.
     With `any_architecture`, what configurations call it need not agree. `moved` brings the members
-    to one vocabulary. `tensors` says what becomes of those that not all have.
+    to one vocabulary. `tensors` says what becomes of those that not all have. `match` brings
+    experts of mixtures to one order.
     """
     members = {**({"reference": reference} if reference else {}), **experts}
     opened = open_members(members, allow_pickle)
@@ -127,6 +131,8 @@ def open_pool(
     for name, expert in pool.experts.items():
         if expert is not pool.layout and tensors != "union":
             problems += differences(name, expert, pool.layout, outside, any_architecture)
+    if match is not None and not problems:
+        pool = match(pool)
     if not problems and not soup:
         problems += _equal_to_reference(pool)
     if problems:

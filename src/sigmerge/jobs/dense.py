@@ -121,6 +121,7 @@ class DenseJob:
             *([repr(recipe.slices)] if recipe.slices else []),
             *([repr(recipe.vocabulary)] if recipe.vocabulary else []),
             *([recipe.architecture] if recipe.architecture else []),
+            *([matched] if (matched := self.pool.matched) else []),
             repr(sites),
             dict(self.statistics_keys),
             *([self.solved_on] if self.solved_on != "cpu" else []),
@@ -323,7 +324,8 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         copy_companions(output, pool, *chosen)
         title = job.operator.heading(len(pool.experts))
         about = [f"Method: {job.operator.paper}"]
-        output.text("README.md", model_card(title, pool, recipe.text, recipe.notes, about))
+        card = model_card(title, pool, recipe.text, recipe.notes, about, job.operator.role)
+        output.text("README.md", card)
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
         if recipe.is_mergekits:
             output.text(MERGEKIT_CONFIG, recipe.text)
@@ -365,6 +367,7 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> MergePlan
         capture=captured,
         tensors={name: notes[name] for name in sorted(notes, key=natural)},
         slices=planned_slices(recipe, job.pool),
+        matched=job.pool.matched,
         warnings=recipe.notes,
     )
 

@@ -70,8 +70,17 @@ def open_merge_pool(recipe: Recipe, options: Options) -> tuple[PoolMembers, bool
         any_architecture=recipe.any_architecture,
         moved=_moving(vocabulary, [*([] if soup else ["reference"]), *recipe.experts]),
         tensors=recipe.tensors,
+        match=_matching(recipe),
     )
     return _said(replace(pool, added_tokens=added), options), outside
+
+
+def _matching(recipe: Recipe) -> Callable[[PoolMembers], PoolMembers] | None:
+    if not recipe.match_experts:
+        return None
+    from sigmerge.checkpoints.matched_experts import with_matched_experts
+
+    return with_matched_experts
 
 
 def _said(pool: PoolMembers, options: Options) -> PoolMembers:
@@ -151,6 +160,8 @@ def _stacked_pool(
     }
     if not recipe.slices or (len(recipe.slices) == 1 and _is_plain(recipe.slices[0], members)):
         return None
+    if recipe.match_experts:
+        raise RecipeError("match_experts: experts of whole models are matched, not of slices.")
     from sigmerge.checkpoints.slices import LayerRange, StackedSlice, stacked_pool
 
     same = [member for member in members.values() if Path(member.here) == recipe.reference]
@@ -235,7 +246,8 @@ def recipe_of(plan: RepairPlan) -> Recipe:
         members = {"slices": [_section(piece) for piece in plan.slices]}
     reference = plan.reference.path if plan.reference else None
     given = {"merge_method": "task_arithmetic", "base_model": reference, **members}
-    return replace(load_recipe(given), any_architecture=True, tensors="intersection")
+    recipe = replace(load_recipe(given), any_architecture=True, tensors="intersection")
+    return replace(recipe, match_experts=bool(plan.matched))
 
 
 def _section(piece: PlanSlice) -> dict[str, Any]:
@@ -267,6 +279,7 @@ def open_repair_pool(recipe: Recipe, options: Options) -> PoolMembers:
         outside=False,
         any_architecture=recipe.any_architecture,
         tensors=recipe.tensors and "intersection",
+        match=_matching(recipe),
     )
     if pool.stack.depth == 0:
         raise PoolError(f"{pool.layout.path}: no numbered decoder stack found in the tensor names.")

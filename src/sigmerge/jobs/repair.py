@@ -222,6 +222,7 @@ class RepairJob:
             "settings": _settings(stored.path),
             "anchor": anchor if self.kept else Member(path=None, sha256=anchor.sha256),
             "slices": slices,
+            "matched": pool.matched,
         }
 
     def _decided_plan(self, pool: PoolMembers, stored: Checkpoint) -> RepairPlan:

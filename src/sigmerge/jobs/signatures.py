@@ -38,6 +38,7 @@ def signatures(pool: PoolMembers, blocks: list[list[Site]], options: Options) ->
         {
             "unchecked": options.allow_nonfinite,
             "layers": content_key([_made_of(block, list(members)) for block in blocks]),
+            **({"matched": content_key([pool.matched])} if pool.matched else {}),
         },
         of=", ".join(expert.place for expert in pool.experts.values()),
         near=pool.layout.path,

@@ -244,6 +244,10 @@ class Operator:
         """What a card is headed with."""
         return f"{self.title} of {counted(experts, 'expert')}"
 
+    def role(self, name: str) -> str:
+        """What a card calls one of its models."""
+        return f"expert `{name}`"
+
     @property
     def merges_on_gpu(self) -> bool:
         """Whether a GPU merges its chunks, or has a part in it as it solves."""

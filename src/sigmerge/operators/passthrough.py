@@ -42,3 +42,6 @@ class SideBySide(Passthrough):
 
     def heading(self, experts: int) -> str:
         return self.title
+
+    def role(self, name: str) -> str:
+        return "base of all but the experts" if name == "base" else super().role(name)

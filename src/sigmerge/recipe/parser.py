@@ -170,6 +170,9 @@ class _Parser(Reading):
         self._check(sections, chosen, [model.name for model in models])
         tokenizer, vocabulary = read_tokenizer(self, top, reference, models)
         anchor = self.path(("anchor",), top.anchor) if top.anchor else None
+        if top.match_experts and chosen and chosen.needs:
+            problem = f"{top.merge_method} captures what enters each expert under its own number"
+            self.problem(("match_experts",), f"{problem}; use a method that reads weights alone")
         self.stop_on_problems()
         dtype, architectures = top.out_dtype or top.dtype, self._architectures(data)
         recipe = Recipe(
@@ -190,6 +193,7 @@ class _Parser(Reading):
             slices=slices,
             vocabulary=vocabulary,
             tensors=top.tensors,
+            match_experts=top.match_experts,
             architecture=architectures[0],
             any_architecture=any(architectures),
             modules=modules,

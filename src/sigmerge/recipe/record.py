@@ -22,7 +22,10 @@ if TYPE_CHECKING:  # few recipes have these
     from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection
 
 
-OWN_KEYS = ("preset", "seed", "tensors", "anchor", "capture", "search", "guide", "repair", "tune")
+OWN_KEYS = (
+    "preset", "seed", "tensors", "match_experts", "anchor", "capture", "search", "guide", "repair",
+    "tune",
+)  # fmt: skip
 """Keys that mergekit does not have. A file with one of them is no mergekit file."""
 MERGEKIT_CONFIG = "mergekit_config.yml"
 """Where a result has a recipe that mergekit reads."""
@@ -99,6 +102,8 @@ class Recipe:
     vocabulary: VocabularyRequest | None = None
     tensors: TensorChoice | None = None
     """What becomes of tensors that not all models have."""
+    match_experts: bool = False
+    """Whether experts of mixtures are brought to one order."""
     architecture: str | None = None
     """The architecture for config.json, replacing the model's own."""
     any_architecture: bool = False

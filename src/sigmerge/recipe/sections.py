@@ -219,6 +219,8 @@ class RecipeSection(Section):
     """A template's name, a `.jinja` file, or the text itself."""
     tensors: Literal["union", "intersection"] | None = None
     """Which tensors are merged where not all models have the same; otherwise that is an error."""
+    match_experts: bool = False
+    """Merge the experts of mixtures with those they are most alike, whatever their numbers."""
     preset: Literal["mergekit", "paper"] = "mergekit"
     """Whose defaults hold where mergekit and the papers differ."""
     seed: int = 0

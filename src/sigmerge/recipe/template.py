@@ -55,13 +55,16 @@ def template(recipe: Recipe) -> Template:
 
 
 def base_key(recipe: Recipe) -> dict[str, Any]:
-    """The base model of a recipe, if it has one, with what stands in for its architecture."""
+    """The base model of a recipe, if it has one, with what stands in for its architecture, and
+    whether experts are matched with its."""
+    matched = {"match_experts": True} if recipe.match_experts else {}
     if recipe.reference is None:
-        return {}
+        return matched
     path, architecture = str(recipe.reference), recipe.architecture
     if architecture is None:
-        return {"base_model": path}
-    return {"base_model": {"model": {"path": path}, "override_architecture": architecture}}
+        return {"base_model": path, **matched}
+    base = {"model": {"path": path}, "override_architecture": architecture}
+    return {"base_model": base, **matched}
 
 
 def tokenizer_keys(recipe: Recipe) -> dict[str, Any]:
