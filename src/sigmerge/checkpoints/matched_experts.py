@@ -50,7 +50,7 @@ _known: dict[tuple[tuple[InputIdentity, ...], ...], tuple[dict[str, _Order], dic
 
 
 @dataclass(frozen=True)
-class Mixture:
+class RoutedExperts:
     """The experts behind one router. `single` are names by what they hold and by expert, `stacked`
     of tensors with a row for each expert, as the router's are."""
 
@@ -79,7 +79,7 @@ def with_matched_experts(pool: PoolMembers) -> PoolMembers:
     return replace(pool, experts=experts, matched=orders, notes=(*pool.notes, *notes))
 
 
-def find_mixtures(checkpoint: Checkpoint) -> dict[str, Mixture]:
+def find_mixtures(checkpoint: Checkpoint) -> dict[str, RoutedExperts]:
     """The mixtures of a checkpoint by the name of the part that has their experts and router."""
     single: dict[str, dict[str, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
     stacked: dict[str, list[str]] = defaultdict(list)
@@ -100,7 +100,7 @@ def find_mixtures(checkpoint: Checkpoint) -> dict[str, Mixture]:
             problems.append(f"{part}: its router and its experts do not show which row is whose")
             continue
         each = {kind: [by[i] for i in range(count)] for kind, by in single[part].items()}
-        mixtures[part] = Mixture(count, each, by_row)
+        mixtures[part] = RoutedExperts(count, each, by_row)
     if not mixtures and not problems:
         problems.append(f"{checkpoint.place}: has no experts behind routers; leave it out")
     if problems:
@@ -121,7 +121,7 @@ def _groups(checkpoint: Checkpoint) -> int:
 
 
 def _matched(
-    home: Checkpoint, member: Checkpoint, mixtures: Mapping[str, Mixture], groups: int
+    home: Checkpoint, member: Checkpoint, mixtures: Mapping[str, RoutedExperts], groups: int
 ) -> tuple[dict[str, _Order], dict[str, float]]:
     """By mixture the order of a member's experts, and how far what lies before its router moved."""
     orders, moved = {}, {}
@@ -141,7 +141,7 @@ _Starts = list[tuple[Tensor, int]]
 
 
 def _compared(
-    home: Checkpoint, member: Checkpoint, mixture: Mixture
+    home: Checkpoint, member: Checkpoint, mixture: RoutedExperts
 ) -> Iterator[tuple[_Starts, _Starts, int]]:
     """Every matrix of the experts in both models, and the routers' rows, with their length."""
     for names in mixture.single.values():
@@ -252,7 +252,7 @@ def _distance(home: Checkpoint, member: Checkpoint, part: str, values: FormedVal
 
 
 def _ordered(
-    member: Checkpoint, mixtures: Mapping[str, Mixture], orders: Mapping[str, _Order]
+    member: Checkpoint, mixtures: Mapping[str, RoutedExperts], orders: Mapping[str, _Order]
 ) -> Checkpoint:
     """The member with its experts, and its routers' rows, in these orders."""
     tensors = dict(member.tensors)
