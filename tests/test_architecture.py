@@ -253,9 +253,10 @@ def test_circles_are_found() -> None:
 
 JOBS = (
     "options", "steps", "work_folder", "pools", "scores", "capture", "signatures", "profile",
-    "dense", "occupancy", "fixed_repair", "candidates", "search", "strategies", "calls", "guide",
-    "anchor", "calibrate", "repair", "replay", "merge", "multi_recipe", "migration", "moe",
-    "tune", "report", "run", "demo", "verify", "hub", "extract", "inspect",
+    "dense", "emulated", "sampled", "foreign", "occupancy", "fixed_repair", "candidates", "search",
+    "strategies", "calls", "guide", "anchor", "calibrate", "repair", "replay", "merge",
+    "multi_recipe", "migration", "moe", "tune", "report", "run", "demo", "verify", "hub",
+    "extract", "inspect",
 )  # fmt: skip
 """A job imports only jobs above it; the files that are not listed import none of the roads."""
 

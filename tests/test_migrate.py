@@ -47,19 +47,21 @@ def written(pool: PoolOnDisk, folder: Path, text: str, **places: str) -> Path:
 
 
 def test_nothing_differs_but_what_is_passed_over(pool: PoolOnDisk, tmp_path: Path) -> None:
-    (change,) = migration(written(pool, tmp_path, PLAIN))
+    (change,) = migration(written(pool, tmp_path, PLAIN)).changes
     assert "colour" in change.text and "line 5" in change.text
 
 
 def test_lines_are_those_of_the_file(pool: PoolOnDisk, tmp_path: Path) -> None:
     text = PLAIN.replace("task_arithmetic", "dare_ties").replace(", colour: true", "")
     file = written(pool, tmp_path, text + "tokenizer_source: union\n", dtype="bfloat16")
-    told = [str(change) for change in migration(file)]
+    told = [str(change) for change in migration(file).changes]
     assert told[0].startswith("line 1, merge_method: entries are dropped by other draws")
     assert told[1].startswith("line 6, dtype: arithmetic is float32, rounded once to bfloat16")
     assert [line[:6] for line in told] == ["line 1", "line 6", *["line 7"] * 3]
-    assert sigmerge("migrate", file).out.splitlines() == told
-    assert json.loads(sigmerge("migrate", file, "--json").out)[1]["line"] == 6
+    assert sigmerge("migrate", file, "--sample", "0").out.splitlines() == told
+    shown = json.loads(sigmerge("migrate", file, "--json").out)
+    assert shown["changes"][1]["line"] == 6
+    assert [kind["entries"] > 0 for kind in shown["samples"][0]["kinds"]] == [True] * 12
 
 
 def test_whose_special_tokens_the_configuration_has(pool: PoolOnDisk) -> None:
@@ -70,10 +72,10 @@ def test_whose_special_tokens_the_configuration_has(pool: PoolOnDisk) -> None:
 def test_adapters_slices_and_our_keys(pool: PoolOnDisk, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "lora", pool.reference, read_weights(pool.reference))
     with_adapter = PLAIN.replace("{math}", "{reference}+{lora}").replace(", colour: true", "")
-    (change,) = migration(written(pool, tmp_path, with_adapter, lora=str(adapter)))
+    (change,) = migration(written(pool, tmp_path, with_adapter, lora=str(adapter))).changes
     assert (change.line, change.key) == (3, "models") and "adapters are added" in change.text
     ours = with_adapter.replace("{reference}+{lora}", "{math}") + "seed: 3\n"
-    (change,) = migration(written(pool, tmp_path, ours))
+    (change,) = migration(written(pool, tmp_path, ours)).changes
     assert (change.line, change.key) == (7, "seed")
     sources = [
         {"sources": [{"model": str(pool.experts["math"]), "layer_range": [0, 1]}]},
@@ -84,7 +86,7 @@ def test_adapters_slices_and_our_keys(pool: PoolOnDisk, tmp_path: Path) -> None:
               "dtype": "float32"}  # fmt: skip
     file = tmp_path / "slices.yaml"
     file.write_text(yaml.safe_dump(recipe, sort_keys=False))
-    told = " ".join(change.text for change in migration(file))
+    told = " ".join(change.text for change in migration(file).changes)
     assert "what lies behind the layers" in told and "without base_model" in told
 
 
@@ -99,7 +101,9 @@ def test_of_several_recipes_each_is_told_under_its_name(pool: PoolOnDisk, tmp_pa
     first = PLAIN.replace("task_arithmetic", "dare_ties").replace(", colour: true", "")
     last = PLAIN.replace("{math}", "half") + "seed: 3\n"
     text = f"# two\n---\nname: half\n{first}---\n{last}"
-    told = [str(change) for change in migration(written(pool, tmp_path, text, dtype="bfloat16"))]
+    told = [
+        str(change) for change in migration(written(pool, tmp_path, text, dtype="bfloat16")).changes
+    ]
     starts = ["line 4, half.merge_method", "line 9, half.dtype", "line 16, merged.dtype",
               "line 17, merged.seed", "merged: "]  # fmt: skip
     assert [line[: len(start)] for line, start in zip(told, starts, strict=True)] == starts
@@ -107,7 +111,7 @@ def test_of_several_recipes_each_is_told_under_its_name(pool: PoolOnDisk, tmp_pa
 
 
 def told(pool: PoolOnDisk, recipe: dict[str, Any]) -> str:
-    return "\n".join(str(change) for change in migration(pool.write(recipe)))
+    return "\n".join(str(change) for change in migration(pool.write(recipe)).changes)
 
 
 @pytest.fixture(scope="module")
@@ -315,9 +319,9 @@ def test_a_recipe_has_the_chat_template_of_the_one_before_it(tmp_path: Path) -> 
     first = PLAIN.replace(", colour: true", "")
     last = first.replace("{reference}", "half").replace("{math}", "{coding}")
     text = f"{last}---\nname: half\n{first}"
-    assert migration(written(pool, tmp_path, text)) == ()
+    assert migration(written(pool, tmp_path, text)).changes == ()
     (pool.reference / "chat_template.jinja").unlink()
-    notes = [str(change) for change in migration(written(pool, tmp_path, text))]
+    notes = [str(change) for change in migration(written(pool, tmp_path, text)).changes]
     assert [re.sub(r"; .*", "", note) for note in notes] == [
         "half: reference has no chat template, and neither has the result",
         "merged: half has no chat template, and neither has the result",

@@ -103,18 +103,39 @@ def moe(recipe: RecipeFile, out: OutFolder, flags: Flags) -> None:
     flags.emit(done, show.merged_lines)
 
 
-@command("allow_pickle", epilog=examples("sigmerge migrate mergekit.yaml"))
-def migrate(recipe: RecipeFile, flags: Flags) -> None:
-    """Print what differs from mergekit when a recipe runs here.
+@command(
+    "allow_pickle",
+    epilog=examples("sigmerge migrate mergekit.yaml", "sigmerge migrate mergekit.yaml --sample 0"),
+)
+def migrate(
+    recipe: RecipeFile,
+    flags: Flags,
+    sample: Annotated[
+        int, Option("--sample", help="Entries of a tensor that are merged to count; 0: none.")
+    ] = 1 << 16,
+) -> None:
+    """Print what differs from mergekit when a recipe runs here, and how many entries.
 
-    A recipe that `merge --dry-run` refuses is an error, as it is there.
+    Of every kind of tensor some rows are merged by both arithmetics, and a table says how many
+    entries differ and why: half precision, ties, draws. A recipe that `merge --dry-run` refuses is
+    an error, as it is there. Of a file of mergekit-moe, mergekit-evolve or mergekit-tokensurgeon it
+    says which command takes it here, and what differs.
     """
     from sigmerge.jobs.migration import migration
 
-    flags.emit(migration(recipe, flags.allow_pickle), _changed_lines)
+    flags.emit(migration(recipe, flags.allow_pickle, max(sample, 0)), _changed_lines)
 
 
-def _changed_lines(changes: Any) -> Iterator[str]:
-    yield from map(str, changes)
-    if not changes:
+def _changed_lines(found: Any) -> Iterator[str]:
+    from sigmerge.jobs.sampled import sampled_lines
+
+    if found.other is not None:
+        yield from found.other.lines()
+        return
+    yield from map(str, found.changes)
+    if not found.changes and not any(one.share("differing") for one in found.samples):
         yield "nothing differs from mergekit 0.1.5"
+    for one in found.samples:
+        yield ""
+        yield from sampled_lines(one)
+    yield from found.notes

@@ -1,7 +1,8 @@
-"""Differences between mergekit 0.1.5 and sigmerge for a mergekit file, one line each."""
+"""Differences between mergekit 0.1.5 and sigmerge for a mergekit file: lines, and a sample."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,20 @@ from sigmerge.checkpoints.adapter_folders import home_of, split_adapter
 from sigmerge.checkpoints.companions import chat_template_of
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import open_members
-from sigmerge.errors import RecipeError
+from sigmerge.errors import RecipeError, SigmergeWarning
 from sigmerge.files.yaml_documents import Place, Yaml, decoded, parse_yaml
+from sigmerge.jobs.dense import plan_dense
+from sigmerge.jobs.emulated import DRAWN
+from sigmerge.jobs.foreign import Foreign, foreign_file
 from sigmerge.jobs.merge import anchor_and_repair, check_scores
 from sigmerge.jobs.options import Options
+from sigmerge.jobs.sampled import Sampled, sample, why_not
 from sigmerge.operators.table import MERGEKIT
 from sigmerge.recipe.documents import named_documents, several, standing_in, with_folders
 from sigmerge.recipe.mixtures import experts_apart
 from sigmerge.recipe.parser import load_recipe
 from sigmerge.recipe.record import OWN_KEYS, Recipe
 
-DRAWN = ("dare_linear", "dare_ties", "della", "della_linear")
 CUT = ("ties", "breadcrumbs", "breadcrumbs_ties", "sce")
 SPACED = {
     "llama3": "mergekit's adds a line break after every turn, which Llama 3's does not have",
@@ -44,27 +48,74 @@ class Change:
         return f"line {self.line}, {self.key}: {self.text}" if self.line else self.text
 
 
-def migration(file: Path, allow_pickle: bool = False) -> tuple[Change, ...]:
-    """The differences in order of lines, or the error that `merge` would raise.
+@dataclass(frozen=True)
+class Migration:
+    """What differs in order of lines, and how many entries of a sample; or why there is none.
 
-    Of a file of several recipes, that of each, under its name.
+    `other` describes a file of another of mergekit's commands.
     """
+
+    changes: tuple[Change, ...] = ()
+    samples: tuple[Sampled, ...] = ()
+    notes: tuple[str, ...] = ()
+    other: Foreign | None = None
+
+
+def migration(file: Path, allow_pickle: bool = False, entries: int = 0) -> Migration:
+    """What differs from mergekit, or the error that `merge` would raise.
+
+    Of a file of several recipes, that of each, under its name. So many `entries` of some tensors
+    are merged by both arithmetics.
+    """
+    if (other := foreign_file(file)) is not None:
+        return Migration(other=other)
+    told = _Told(allow_pickle, entries)
     if found := several(file):
-        changes = []
         documents, beside = named_documents(file), file.expanduser().resolve().parent
         with standing_in(found) as made:
             for name, given in found.items():  # each after those that it needs
                 recipe = load_recipe(with_folders(given, made), folder=beside, weights=False)
-                members = _members(recipe, made.values(), allow_pickle)
-                changes += _changes(recipe, members, *documents[name], name)
+                told.recipe(recipe, made.values(), *documents[name], name)
                 if text := recipe.chat_template or chat_template_of(recipe.home):
                     (made[name] / "chat_template.jinja").write_text(text, encoding="utf-8")
     else:
         text = decoded(file, "a recipe in YAML", RecipeError)
-        recipe = load_recipe(file, weights=False)
-        members = _members(recipe, (), allow_pickle)
-        changes = _changes(recipe, members, parse_yaml(text, str(file), RecipeError))
-    return tuple(sorted(changes, key=lambda change: change.line or 1 << 30))
+        told.recipe(load_recipe(file, weights=False), (), parse_yaml(text, str(file), RecipeError))
+    ordered = sorted(told.changes, key=lambda change: change.line or 1 << 30)
+    return Migration(tuple(ordered), tuple(told.samples), tuple(told.notes))
+
+
+class _Told:
+    """What was found about recipes, one after another."""
+
+    def __init__(self, allow_pickle: bool, entries: int) -> None:
+        self._allow_pickle, self._entries = allow_pickle, entries
+        self.changes: list[Change] = []
+        self.samples: list[Sampled] = []
+        self.notes: list[str] = []
+
+    def recipe(
+        self,
+        recipe: Recipe,
+        made: Collection[Path],
+        written: Yaml,
+        above: int = 0,
+        name: str = "",
+    ) -> None:
+        members = _members(recipe, made, self._allow_pickle)
+        self.changes += _changes(recipe, members, written, above, name)
+        if not self._entries or recipe.method not in MERGEKIT or recipe.search or recipe.guide:
+            return
+        why = "other recipes of the file make its models"
+        if not any(folder in made for folder in recipe.inputs):
+            with warnings.catch_warnings():  # they were said above
+                warnings.simplefilter("ignore", SigmergeWarning)
+                job = plan_dense(recipe, Options(allow_pickle=self._allow_pickle))
+            if (found := why_not(job, written.value)) is None:
+                self.samples.append(sample(name, job, written.value, self._entries))
+                return
+            why = found
+        self.notes.append(f"{name}{': ' if name else ''}no tensor was sampled: {why}")
 
 
 def _members(recipe: Recipe, made: Collection[Path], allow_pickle: bool) -> list[Checkpoint]:
@@ -142,7 +193,7 @@ def _numbers(recipe: Recipe, data: Mapping[str, Any]) -> Iterator[tuple[Place, s
         yield (
             ("dtype",),
             f"arithmetic is float32, rounded once to {data.get('out_dtype') or dtype}; mergekit "
-            f"computes in {dtype}, so that last digits differ",
+            f"computes in {dtype}; where an entry is kept by its size, other entries may stay",
         )
     elif not dtype:
         yield (
