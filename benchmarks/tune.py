@@ -5,12 +5,15 @@
 
 POOL is a folder that `sigmerge pool nano` made. Prints a table in Markdown, pools in columns. Each
 row is one run on each pool: `tune-N` (N calls), `random-N` and `merge3-N` (the same calls; with
-`-boxB` weights up to B times the anchor's mean weight, as `box: B` of a tune: section), `items-M`
-(tune at 24 calls with M calibration items a domain), `adamerging`, `plain-A`, `paper-A` and
-`alone-A` (the shipped recipe of the anchor A: as it is, with the paper's repair, and tuned at 24
-calls without any other anchor). `tune-24:iso_c+tsv@1` names the anchors, and the seed. `gains` are
-the means over the anchors A of what the paper's repair and what tuning adds to the plain anchor.
-`commit` is where a row was measured.
+`-boxB` weights up to B times the anchor's mean weight, with `-popP` P candidates a generation, as
+`box:` and `population:` of a tune: section), `items-M` (tune at 24 calls with M calibration items a
+domain), `adamerging`, `plain-A`, `paper-A` and `alone-A` (the anchor A: as it is, with the paper's
+repair, and tuned at 24 calls without any other anchor; of the paper's seven anchors the shipped
+recipe, of others with the settings of `tune`). `merge3-240-box4-pop24:iso_c+tsv@1` names the
+anchors and the seed; without names they are the defaults of the commit. `gains` are the means over
+the seven anchors of what the paper's repair and what tuning adds to the plain anchor. `commit` is
+where a row was measured. `--rows fair` are those of the comparison at equal anchors, box and items,
+with three seeds of every search; the longest come first.
 
 Rows are made side by side, `--jobs` processes with a thread each. Answers of models that were asked
 before are kept in WORK, so an interrupted benchmark goes on where it stopped, and rows that try the
@@ -63,6 +66,22 @@ ROWS = (
     *(f"merge3-{calls}" for calls in (16, 24, 32, 64)),
     "items-25", "items-10", "adamerging",
     *(f"{kind}-{anchor}" for kind in ("alone", "paper", "plain") for anchor in DEMO_ANCHORS),
+)  # fmt: skip
+
+WITHOUT_DATA = "iso_c+tsv+task_arithmetic"
+BEFORE = "task_arithmetic+linear+ties+dare_ties"  # the usual anchors of earlier commits
+SEEDS = ("", "@1", "@2")
+FAIR = (
+    *(f"merge3-240{IN_BOX}:{anchor}{seed}" for anchor in ("iso_c", "tsv") for seed in SEEDS),
+    *(f"merge3-240{IN_BOX}-pop24:iso_c{seed}" for seed in SEEDS),
+    *(f"merge3-240{IN_BOX}:{anchor}" for anchor in ("regmean", "blend", "task_arithmetic")),
+    *(f"random-24{IN_BOX}:{WITHOUT_DATA}{seed}" for seed in SEEDS),
+    f"tune-8:{WITHOUT_DATA}", f"tune-24:{WITHOUT_DATA}",
+    f"tune-24:{WITHOUT_DATA}+regmean+blend",
+    "tune-8:iso_c", "tune-24:iso_c",
+    f"tune-8:{BEFORE}", f"tune-24:{BEFORE}+regmean",
+    *(f"{kind}-{anchor}" for kind in ("paper", "plain")
+      for anchor in ("iso_c", "tsv", "blend", "regmean", "task_arithmetic")),
 )  # fmt: skip
 
 
@@ -119,7 +138,9 @@ class Bench:
         return self._tuned(name, recipe, settings_of(name), limit)
 
     def _shipped(self, anchor: str) -> Recipe:
-        """A shipped recipe on this pool."""
+        """A shipped recipe on this pool; of an anchor that has none, the pool's."""
+        if anchor not in DEMO_ANCHORS:
+            return pool_recipe(self.pool)
         text = (RECIPES / f"{anchor}.yaml").read_text(encoding="utf-8")
         return load_recipe(yaml.safe_load(text.replace("../pool/", f"{self.pool}/")))
 
@@ -166,8 +187,9 @@ def settings_of(name: str) -> TuneSection:
     """The tune: section that a row stands for; ValueError for a name that is no row."""
     kind, _, rest = name.partition("@")[0].partition("-")
     told, _, anchors = rest.partition(":")
+    told, _, population = told.partition("-pop")
     number, _, box = told.partition("-box")
-    if kind == "alone" and rest in DEMO_ANCHORS:
+    if kind == "alone":
         return TuneSection(calls=24, anchors=[rest])
     if kind not in ("tune", "random", "merge3", "items", "adamerging"):
         raise ValueError(f"{name} is no row of a tuning; rows are {', '.join(ROWS)}")
@@ -177,6 +199,7 @@ def settings_of(name: str) -> TuneSection:
         calls=calls,
         method=method,
         box=float(box) if box else None,
+        population=int(population) if population else None,
         anchors=anchors.split("+") if anchors else None,
     )
 
@@ -195,7 +218,8 @@ Results = dict[str, dict[str, dict[str, Any]]]
 
 def rows_of(given: argparse.Namespace) -> Results:
     """The rows that were finished in time; kept in a file as they come."""
-    file, names = given.work / "results.json", given.rows.split(",")
+    file, asked = given.work / "results.json", given.rows.split(",")
+    names = [row for name in asked for row in (FAIR if name == "fair" else (name,))]
     given.work.mkdir(parents=True, exist_ok=True)
     known: Results = json.loads(file.read_text()) if file.exists() else {}
     tasks = [

@@ -368,6 +368,9 @@ class TuneRecord(Sealed):
     """The call of the winner."""
     calibration: TunedScores
     evaluation: TunedScores | None = None
+    repaired: TunedScores | None = None
+    """The best candidate with a repair beside the best without one, on the calibration items; None
+    where no repair was tried."""
     replayed: int
     warnings: tuple[str, ...] = ()
     wall_seconds: float

@@ -86,7 +86,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_too_few_calls_are_refused_before_anything_is_merged(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="at least 5 evaluation calls, not 3"):
+    with pytest.raises(RecipeError, match="at least 4 evaluation calls, not 3"):
         sigmerge.demo(tmp_path / "out", calls=3)
     assert not (tmp_path / "out").exists()
 

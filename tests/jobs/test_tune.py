@@ -251,6 +251,39 @@ def test_a_search_stays_in_its_box_and_fills_it(
         settings.changed(method="guided")
 
 
+def test_a_generation_is_as_large_as_the_population(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """20 calls: the plain anchor and two generations of nine, not of those four that fill them."""
+    settings = TuneSection(
+        calls=20, anchors=["task_arithmetic"], method="merge3", population=9
+    )  # fmt: skip
+    record = run(pool, tmp_path / "out", settings=settings)
+    assert record.stopped == "2 generations of 9 are over" and len(record.calls) == 19
+    with pytest.raises(RecipeError, match="a population of 9 needs at least 19 evaluation calls"):
+        run(pool, tmp_path / "no", settings=settings.changed(calls=18))
+    with pytest.raises(RecipeError, match="random has no population"):
+        settings.changed(method="random")
+
+
+def test_the_best_repair_is_told_whether_it_is_taken_or_not(
+    pool: PoolOnDisk, whole: Path, tmp_path: Path
+) -> None:
+    """Its difference to the best candidate without one, from the journal."""
+    calls = [r for r in recorded(whole) if "call" in r]
+    values = {True: [0.0], False: [0.0]}
+    for each in calls:
+        values[each["candidate"]["repair"] is not None].append(
+            np.mean(list(each["scores"].values()))
+        )
+    result = read(TuneRecord, whole / "tune.json")
+    [told] = [line for line in tune_lines(result) if line.startswith("repair: ")]
+    gain = 100 * (max(values[True]) - max(values[False]))
+    assert f"{gain:+.2f} beside the best without one, 95 % interval" in told
+    assert ("none is taken" in told) == (result.best.repair is None)
+    short = TuneSection(calls=3, anchors=["task_arithmetic"])
+    without = run(pool, tmp_path / "out", settings=short)
+    assert "repair: none was tried" in tune_lines(without)
+
+
 def test_adamerging_learns_without_calls_and_takes_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -630,7 +663,7 @@ def test_the_command_and_its_dry_run(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert "safety not below 0.95 of its expert" in ran.out
     assert not (tmp_path / "out").exists()
     for arguments, message in (
-        (["--calls", "3"], "at least 5 evaluation calls"),
+        (["--calls", "3"], "at least 4 evaluation calls"),
         (["--floor", "safety"], "expected DOMAIN=NUMBER"),
     ):
         failed = command("tune", str(POOL), str(tmp_path / "out"), *arguments)

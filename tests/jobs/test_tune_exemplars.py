@@ -12,7 +12,7 @@ import yaml
 import sigmerge
 from sigmerge.errors import RecipeError
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.tune import REGMEAN_CALLS, TuneJob, pool_recipe
+from sigmerge.jobs.tune import SHOWN_CALLS, TuneJob, pool_recipe
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import TuneRecord
@@ -23,7 +23,7 @@ from tests.pools import read_weights, weight_bytes
 from tests.probing import models
 
 DOMAINS = ("coding", "math", "safety")
-USUAL = ["task_arithmetic", "linear", "ties", "dare_ties"]
+USUAL = ["task_arithmetic", "iso_c", "tsv"]
 READING = TuneSection(calls=11, anchors=["regmean", "fisher", "linear"])
 
 
@@ -65,13 +65,15 @@ def whole(pool: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, T
         return place / "out", job(pool, place / "out", READING, scorer=scorer).run(), scorer
 
 
-def test_regmean_is_tried_where_every_expert_has_exemplars(pool: Path, tmp_path: Path) -> None:
+def test_what_reads_exemplars_is_tried_where_every_expert_has_some(
+    pool: Path, tmp_path: Path
+) -> None:
     def tried(recipe: Any = None, **settings: Any) -> list[str]:
-        section = TuneSection(calls=REGMEAN_CALLS).changed(**settings)
+        section = TuneSection(calls=SHOWN_CALLS).changed(**settings)
         return list(job(pool, tmp_path / "out", section, recipe=recipe).anchors)
 
-    assert tried() == tried(method="random") == [*USUAL, "regmean"]
-    assert tried(calls=REGMEAN_CALLS - 1) == USUAL
+    assert tried() == tried(method="random") == [*USUAL, "regmean", "blend"]
+    assert tried(calls=SHOWN_CALLS - 1) == USUAL
     assert tried(method="merge3") == tried(method="adamerging") == USUAL
     given = yaml.safe_load(pool_recipe(pool).text)
     del given["models"][1]["exemplars"]

@@ -398,7 +398,7 @@ def tune_lines(result: Any) -> Iterator[str]:
     best = result.best
     aim, reached = result.amount(best.value)
     yield f"{best.anchor}: " + ", ".join(f"{d} {w:.3f}" for d, w in best.weights.items())
-    yield f"repair: {_tuned_repair(best.repair)}"
+    yield f"repair: {_tuned_repair(result)}"
     yield (
         f"call {best.call + 1} of {len(result.calls)} ({result.replayed} replayed), calibration "
         f"{aim} {100 * reached:.2f}; {result.stopped}"
@@ -408,12 +408,22 @@ def tune_lines(result: Any) -> Iterator[str]:
     yield f"page: {result.out}/report.html"
 
 
-def _tuned_repair(repair: Any) -> str:
-    if repair is None:
-        return "none helped"
-    capacity = sum(repair.capacity) / len(repair.capacity)
-    shares = ", ".join(f"{d} {share:.3f}" for d, share in repair.shares.items())
-    return f"{repair.update} {repair.scale:g}, mean capacity {capacity:.3f}, shares {shares}"
+def _tuned_repair(result: Any) -> str:
+    """The winner's repair, and what the best one brought, taken or not."""
+    repair, found = result.best.repair, result.repaired
+    if found is None:
+        return "none was tried"
+    told = "none is taken; the best of them"
+    if repair is not None:
+        capacity = sum(repair.capacity) / len(repair.capacity)
+        shares = ", ".join(f"{d} {share:.3f}" for d, share in repair.shares.items())
+        told = f"{repair.update} {repair.scale:g}, mean capacity {capacity:.3f}, shares {shares};"
+    gain = sum(found.tuned[d] - q for d, q in found.plain.items()) / len(found.plain)
+    told += f" {100 * gain:+.2f} beside the best without one"
+    if found.gain is None:
+        return told
+    low, high = 100 * found.gain.low, 100 * found.gain.high
+    return f"{told}, 95 % interval {low:+.2f} to {high:+.2f} (calibration items)"
 
 
 def report_lines(reports: Any) -> Iterator[str]:

@@ -42,6 +42,7 @@ class Setup:
     profile: tuple[float, ...] = ()
     seed: int = 0
     box: float = BOX
+    population: int | None = None
     prompts: Path | None = None
     """Prompts without answers, for strategies that read them."""
 
@@ -132,7 +133,7 @@ def merge3(setup: Setup, ask: Ask) -> Ended:
 
     name, base = next((n, a.weights) for n, a in setup.anchors.items())
     unit = sum(base.values()) / len(base)
-    population, generations = _generations(setup.calls - 1)
+    population, generations = _generations(setup.calls - 1, setup.population)
     ask([setup.plain(name)])
 
     def evaluate(first: int, genotypes: Sequence[Genotype]) -> list[ScoredGenotype]:
@@ -154,8 +155,14 @@ def _value(setup: Setup, answer: Answer) -> float:
     return merit.value - 10 * merit.below
 
 
-def _generations(calls: int) -> tuple[int, int]:
-    """Population and generations that spend most of the calls; at least four of four or more."""
+def _generations(calls: int, population: int | None = None) -> tuple[int, int]:
+    """Population and generations that spend most of the calls; at least four of four or more.
+
+    Of a given population, as many generations as the calls allow, two at least.
+    """
+    if population is not None:
+        check_calls(calls + 1, 2 * population + 1, f"merge3 with a population of {population}")
+        return population, calls // population
     least = 4
     if calls < least * 2:
         raise RecipeError(
@@ -188,7 +195,13 @@ def adamerging(setup: Setup, ask: Ask) -> Ended:
     return Ended("the entropy was minimised")
 
 
-def check_method(method: str, anchors: Mapping[str, AnchorRecipe], calls: int, probe: bool) -> None:
+def check_method(
+    method: str,
+    anchors: Mapping[str, AnchorRecipe],
+    calls: int,
+    probe: bool,
+    population: int | None = None,
+) -> None:
     """Refuse what a method cannot work with, before anything is scored."""
     if method == "adamerging":
         check_calls(calls, 2, method)
@@ -201,7 +214,7 @@ def check_method(method: str, anchors: Mapping[str, AnchorRecipe], calls: int, p
         from sigmerge.merge3.evolve import require_search
 
         require_search()
-        _generations(calls - 1)
+        _generations(calls - 1, population)
         first, anchor = next(iter(anchors.items()))
         if not anchor.weighted:
             raise RecipeError(

@@ -62,9 +62,9 @@ TUNING_FOLDER = WorkFolder(
     "tuning", (TUNING_LOG, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
 )
 RESAMPLES = 10_000
-REGMEAN_CALLS = 16
-"""From so many calls on RegMean is tried by default: at 8 one more anchor to score costs up to 2.0
-points on embedded pools, at 16 at most 0.2, at 24 nothing (docs/results/tune.md)."""
+SHOWN_CALLS = 16
+"""From so many calls on the anchors that read exemplars are tried by default: with fewer, one more
+anchor to score costs more than it brings (docs/results/tune.md)."""
 
 
 def pool_recipe(folder: Path, seed: int | None = None) -> Recipe:
@@ -118,7 +118,7 @@ class TuneJob:
 
     @cached_property
     def anchors(self) -> dict[str, AnchorRecipe]:
-        tried = self.section.method in ("guided", "random") and self.section.calls >= REGMEAN_CALLS
+        tried = self.section.method in ("guided", "random") and self.section.calls >= SHOWN_CALLS
         capture = self.recipe.capture
         if self.options.device != "cpu" and "device" not in capture.model_fields_set:
             capture = capture.model_copy(update={"device": self.options.device})
@@ -149,7 +149,8 @@ class TuneJob:
         """Find every problem of the recipe, the settings, the folder and the scores."""
         domains = list(self.recipe.experts)
         probed = self._prompts is not None
-        check_method(self.section.method, self.anchors, self.section.calls, probed)
+        given = self.section
+        check_method(given.method, self.anchors, given.calls, probed, given.population)
         problems = self.objective.problems(domains)
         problems += [
             f"repair.{key}: a tuned repair has none; leave it out" for key in self._repair.untried
@@ -228,6 +229,7 @@ class TuneJob:
                 chosen=chosen,
                 calibration=self._scores(calls.answers[plain], calls.answers[chosen]),
                 evaluation=self._evaluation(calls.recipe(plain)),
+                repaired=self._repaired(calls),
                 replayed=calls.replayed,
                 warnings=(*self._unused(), *merged),
                 wall_seconds=meter.wall_seconds,
@@ -311,6 +313,7 @@ class TuneJob:
             objective=self.objective,
             seed=self.recipe.seed,
             box=self.section.box or BOX,
+            population=self.section.population,
             prompts=self._prompts,
         )
 
@@ -323,6 +326,14 @@ class TuneJob:
         """Whether a candidate is an anchor as it is."""
         weights = tuple(self.anchors[proposal.anchor].weights.values())
         return proposal.repair is None and proposal.weights == weights
+
+    def _repaired(self, calls: Calls) -> TunedScores | None:
+        """The best repair that was tried, whether it is taken or not."""
+        tried = [i for i, each in enumerate(calls.proposals) if each.repair is not None]
+        if not tried:
+            return None
+        plain = calls.best_of(i for i in range(len(calls.proposals)) if i not in tried)
+        return self._scores(calls.answers[plain], calls.answers[calls.best_of(tried)])
 
     def _winner(self, recipe: Mapping[str, Any]) -> tuple[str, ...]:
         """Store the chosen candidate; the warnings of its merge."""

@@ -26,9 +26,12 @@ USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
     "tsv": {"weight": 1.0, "lambda": 1.3},
     "wudi": {"weight": 1.0, "step": "rms"},
     "boost": {"weight": 1.0, "lambda": 0.5},
+    "blend": {"weight": 1.0, "on": ["tsv", "regmean"], "share": 0.5, "tsv.lambda": 1.3},
 }
 """Settings of anchors that the recipe does not describe itself; others have their defaults."""
-DEFAULT: Final = ("task_arithmetic", "linear", "ties", "dare_ties")
+DEFAULT: Final = ("iso_c", "tsv", "task_arithmetic")
+SHOWN: Final = ("regmean", "blend")
+"""What is tried besides, where every expert has exemplars."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,11 @@ class AnchorRecipe:
 def anchors_of(
     recipe: Recipe, names: Sequence[str] | None, shown: bool = False
 ) -> dict[str, AnchorRecipe]:
-    """The anchors to tune: those that are named; else the recipe's own and the usual four.
+    """The anchors to tune: those that are named; else the recipe's own and the usual ones.
 
-    Any operator with a weight for each expert can be one, and of those that read exemplars RegMean
-    and Fisher.
-
-    With `shown`, RegMean is one more of the latter, where every expert has exemplars.
+    Any operator with a weight for each expert can be one, and of those that read exemplars RegMean,
+    Fisher, and the blend of TSV and RegMean. With `shown`, RegMean and that blend are among the
+    usual ones, where every expert has exemplars.
     """
     if recipe.reference is None:
         raise RecipeError("base_model is missing: tuning needs the reference of the experts.")
@@ -88,7 +90,7 @@ def anchors_of(
     own = recipe.method if recipe.operator is not None else None
     chosen = names
     if chosen is None:
-        more = ["regmean"] if shown and not _without_exemplars(recipe) else []
+        more = SHOWN if shown and not _without_exemplars(recipe) else ()
         chosen = list(dict.fromkeys([*([own] if own else []), *DEFAULT, *more]))
     known = list(dict.fromkeys([*USUAL, *_weighted(), *([own] if own else [])]))
     problems = [
@@ -124,8 +126,13 @@ def _unshown(recipe: Recipe, chosen: Sequence[str]) -> list[str]:
         f"anchors: {name} reads every expert's exemplars, and there are none of {lacking}; give "
         "exemplars: beside the model, or exemplars/NAME.jsonl in the pool's folder"
         for name in chosen
-        if lacking and name in USUAL and operator(name).needs
+        if lacking and name in USUAL and _operator(name).needs
     ]
+
+
+def _operator(method: str) -> Operator:
+    """The operator of a usual anchor; a blend with its parts."""
+    return operator(method, USUAL.get(method, {}).get("on"))
 
 
 def _own(recipe: Recipe) -> AnchorRecipe:
@@ -156,7 +163,7 @@ def _own(recipe: Recipe) -> AnchorRecipe:
 
 def _usual(recipe: Recipe, method: str) -> AnchorRecipe:
     given = recipe.given
-    chosen = operator(method)
+    chosen = _operator(method)
     settings = dict(USUAL.get(method, {}))
     default = next(p for p in chosen.parameters if p.name == "weight")
     weight = settings.pop("weight", getattr(default, recipe.preset))

@@ -172,9 +172,9 @@ class CalibrateSection(_Aim):
 class TuneSection(_Aim):
     """The `tune:` section: what `sigmerge tune` may spend, tries, and aims at.
 
-    `anchors` are operators; without them the recipe's own, the usual four, and RegMean where calls
-    and exemplars allow it. `box` is the largest weight that random and merge3 try, in units of the
-    anchor's mean weight.
+    `anchors` are operators; without them the recipe's own, the usual ones, and those that read
+    exemplars where there are calls and exemplars enough. `box` is the largest weight that random
+    and merge3 try, in units of the anchor's mean weight; `population` is that of merge3.
     """
 
     calls: int = Field(default=24, ge=1)
@@ -185,11 +185,15 @@ class TuneSection(_Aim):
     """How candidates are found."""
     box: float | None = Field(default=None, gt=0.01, le=100)
     """The largest weight that random and merge3 try, in units of the anchor's mean weight."""
+    population: int | None = Field(default=None, ge=2)
+    """Of merge3; else what spends the calls best, up to their square root."""
 
     @model_validator(mode="after")
-    def _box_of_a_search(self) -> TuneSection:
+    def _of_a_search(self) -> TuneSection:
         if self.box is not None and self.method not in ("random", "merge3"):
             raise ValueError(f"method: {self.method} has no box; only random and merge3 search one")
+        if self.population is not None and self.method != "merge3":
+            raise ValueError(f"method: {self.method} has no population; only merge3 has one")
         return self
 
     def changed(self, **given: Any) -> TuneSection:
