@@ -247,7 +247,7 @@ def test_a_file_instead_of_a_folder(pool: PoolOnDisk) -> None:
     (pool.root / "x.gguf").write_bytes(b"GGUF")
     recipe["models"][0]["model"] = str(pool.root / "x.gguf")
     said = refused(3, "merge", pool.write(recipe), pool.root / "out", beside=pool.root)
-    assert "GGUF weights are quantised" in said
+    assert "x.gguf: is damaged" in said
 
 
 def test_one_loose_file_under_another_name(pool: PoolOnDisk) -> None:

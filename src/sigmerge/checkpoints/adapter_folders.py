@@ -30,8 +30,16 @@ def split_adapter(path: Path) -> tuple[Path, Path | None]:
 
 
 def home_of(path: Path) -> Path:
-    """The folder with the configuration and the tokenizer: the model's, also of model+adapter."""
-    return split_adapter(path)[0]
+    """The folder with the configuration and the tokenizer: the model's, also of model+adapter.
+
+    Of a GGUF file it is made.
+    """
+    model = split_adapter(path)[0]
+    if model.suffix != ".gguf" or not model.is_file():
+        return model
+    from sigmerge.checkpoints.gguf import folder_of
+
+    return folder_of(model.resolve())
 
 
 def is_adapter(folder: Path) -> bool:

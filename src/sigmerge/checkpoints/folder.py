@@ -108,6 +108,8 @@ class Checkpoint:
     parts: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """Of tensors that no configuration describes: what names of a part begin with, and the index
     that lists its shards in a result. Empty for a model."""
+    single: Path | None = field(default=None, kw_only=True)
+    """The GGUF file that all of it was read from; `path` is then a kept folder of its texts."""
     stack: Stack = field(init=False)
 
     def given(self, file: Path) -> Path:
@@ -122,17 +124,17 @@ class Checkpoint:
     @property
     def place(self) -> str:
         """What a recipe calls it: its folder or address, or `model+adapter`."""
-        return "+".join(address(part) for part in (self.path, self.adapter) if part)
+        return "+".join(address(part) for part in (self.single or self.path, self.adapter) if part)
 
     @property
     def here(self) -> str:
         """The same on this machine, where a stand-in is read in place of a remote folder."""
-        return "+".join(str(part) for part in (self.path, self.adapter) if part)
+        return "+".join(str(part) for part in (self.single or self.path, self.adapter) if part)
 
     @property
     def title(self) -> str:
         """Its name for people: the folder's, or the hub id of a snapshot."""
-        folder = self.adapter or self.path
+        folder = self.adapter or self.single or self.path
         return on_hub(folder) or folder.name
 
     @property
@@ -168,10 +170,26 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Read configuration and headers of a folder or of `model+adapter`."""
     model, adapter = split_adapter(path)
-    opened = _open_folder(_existing_folder(model), allow_pickle)
+    opened = _open_model(model, allow_pickle)
     if adapter is None:
         return opened
     return _with_adapter(opened, _existing_folder(adapter), allow_pickle)
+
+
+def _open_model(path: Path, allow_pickle: bool) -> Checkpoint:
+    if path.suffix != ".gguf":
+        return _open_folder(_existing_folder(path), allow_pickle)
+    from sigmerge.checkpoints import gguf
+
+    file = existing(path)
+    tensors, form = gguf.tensors_of(file)
+    folder = gguf.folder_of(file)
+    config, version = _read_config(folder)
+    told = f"{form}: {len(tensors)} tensors are dequantised while they are read (stands for BF16)"
+    return _without_gaps(Checkpoint(
+        folder, config, tensors, (file,), config_version=version, form=form, notes=(told,),
+        single=file,
+    ))  # fmt: skip
 
 
 def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkpoint:
@@ -284,12 +302,16 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
         folder, config, tensors, tuple(files), config_version=version, pickles=pickles,
         form=form, notes=(told,) if told else (),
     )  # fmt: skip
+    return _without_gaps(checkpoint)
+
+
+def _without_gaps(checkpoint: Checkpoint) -> Checkpoint:
     stack = checkpoint.stack
     if stack.gap is not None:
         raise PoolError(
-            f"{folder}: no tensor is called {stack.prefix}{stack.gap}.*, though later blocks are "
-            "there. The checkpoint is incomplete, or its layers were taken out without numbering "
-            "the others anew: export or download it again."
+            f"{checkpoint.place}: no tensor is called {stack.prefix}{stack.gap}.*, though later "
+            "blocks are there. The checkpoint is incomplete, or its layers were taken out without "
+            "numbering the others anew: export or download it again."
         )
     return checkpoint
 
@@ -358,8 +380,6 @@ def existing(path: Path) -> Path:
 
 def _existing_folder(path: Path) -> Path:
     folder = existing(path)
-    if folder.suffix == ".gguf":
-        raise PoolError(f"{path}: {_GGUF}")
     if not folder.is_dir():
         raise PoolError(f"{path}: is a file; give the checkpoint's folder.")
     return folder
@@ -368,8 +388,8 @@ def _existing_folder(path: Path) -> Path:
 SHARD = re.compile(r"-\d+-of-(?!0*1$)\d+$")
 _ALONE = "is an adapter; write its model before it, as in model+adapter."
 _GGUF = (
-    "GGUF weights are quantised for inference and cannot be merged; "
-    "use the original safetensors checkpoint."
+    "holds GGUF weights; name the file itself, or better the original safetensors checkpoint, "
+    "which has lost nothing."
 )
 
 
