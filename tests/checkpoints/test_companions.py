@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+import sigmerge
 from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.cache import cache_folder
-from tests.pools import VOCAB, write_tokenizer
+from tests.pools import VOCAB, make_pool, write_tokenizer
 
 
 def fast(folder: Path, content: Any) -> Path:
@@ -61,3 +62,30 @@ def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "file"))
     with pytest.raises(OutputError, match="Set SIGMERGE_CACHE to a folder that can be written"):
         cache_folder("digests")
+
+
+def test_a_model_of_sentences_stays_one(tmp_path: Path) -> None:
+    """Its pooling and its dense layer go into the result; folders outside it are not read."""
+    pool = make_pool(tmp_path / "pool", experts=2)
+    inner = {"1_Pooling/config.json": "{}", "2_Dense/config.json": '{"in_features": 16}',
+             "2_Dense/model.safetensors": "weights", "other/config.json": "{}"}  # fmt: skip
+    paths = ["", "1_Pooling", "2_Dense", "../math"]
+    listed = [{"idx": i, "path": path} for i, path in enumerate(paths)]
+    files = {
+        **inner, "modules.json": json.dumps(listed), "sentence_bert_config.json": "{}",
+        "config_sentence_transformers.json": "{}", "video_preprocessor_config.json": "{}",
+    }  # fmt: skip
+    for name, text in files.items():
+        (pool.reference / name).parent.mkdir(exist_ok=True)
+        (pool.reference / name).write_text(text)
+    done = sigmerge.merge(pool.recipe("task_arithmetic"), tmp_path / "out")
+    for name, text in files.items():
+        there = (tmp_path / "out" / name).is_file()
+        assert there == (not name.startswith("other"))
+        assert not there or (tmp_path / "out" / name).read_text() == text
+    hashed = {Path(one.file).name for one in done.provenance.inputs}
+    assert {"modules.json", "video_preprocessor_config.json"} <= hashed
+    assert sigmerge.verify(tmp_path / "out").ok
+    (pool.reference / "modules.json").write_text('["path"]')
+    with pytest.raises(PoolError, match="is no list of modules"):
+        sigmerge.merge(pool.recipe("task_arithmetic"), tmp_path / "again")

@@ -37,8 +37,7 @@ TOKENIZER = (
     "tekken.json",
     "chat_template*",
     "additional_chat_templates/*",
-    "preprocessor_config.json",
-    "processor_config.json",
+    "*processor_config.json",
 )
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -49,6 +48,9 @@ GENERATION = "generation_config.json"
 """Names the tokens that end a text, so it goes with the tokenizer."""
 CODE_FILES = ("*.py",)
 """Code that a configuration may refer to. It is never run."""
+SENTENCES = ("modules.json", "sentence_*_config.json", "config_sentence_transformers.json")
+"""What makes a model one of sentence-transformers; modules.json names folders of further parts."""
+MODULES = "modules.json"
 
 TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Types of weights by their names in shards -> in configurations."""
@@ -83,6 +85,8 @@ def copy_companions(
     for folder, patterns in ((layout.path, CODE_FILES), (generation, (GENERATION,))):
         for file in _matching(folder, patterns):
             output.copy(file, str(file.relative_to(folder)))
+    for file in _sentence_files(layout.path):
+        output.copy(file, file.relative_to(layout.path).as_posix())
     more = changed_tokenizer(source, pool.added_tokens) if pool.added_tokens else {}
     for file in _matching(source, TOKENIZER):
         name = str(file.relative_to(source))
@@ -158,7 +162,27 @@ def companion_files(folder: Path) -> list[Path]:
     """
     if is_pipeline(folder):
         return pipeline_files(folder)
-    return list(_matching(folder, ("config.json", INDEX, GENERATION, *CODE_FILES, *TOKENIZER)))
+    own = _matching(folder, ("config.json", INDEX, GENERATION, *CODE_FILES, *TOKENIZER))
+    return [*own, *_sentence_files(folder)]
+
+
+def _sentence_files(folder: Path) -> list[Path]:
+    """The files of a model of sentences: pooling, normalisation, dense layers behind the model.
+
+    Their weights, where they have some, are the layout's, since no recipe names them.
+    """
+    found = list(_matching(folder, SENTENCES))
+    if not is_there(folder / MODULES):
+        return found
+    try:
+        listed = json.loads(read_bytes(folder / MODULES, "a list of modules", PoolError))
+        inner = sorted({str(one["path"]) for one in listed if one.get("path")})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise PoolError(f"{folder / MODULES}: is no list of modules; download it again.") from None
+    for name in inner:
+        if Path(name).name == name and name != "..":
+            found += _matching(folder, (f"{name}/*.json", f"{name}/*.safetensors"))
+    return found
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
