@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 SIZES = {
-    "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 2000,
+    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "vocab_size": 500,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
 
@@ -149,6 +149,9 @@ def commands(folder: Path) -> Iterator[tuple[str, str, list[str], str]]:
                for i, m in enumerate((one, other))]  # fmt: skip
     moe = {"base_model": base, "gate_mode": "cheap_embed", "dtype": "float32", "experts": experts}
     yield "moe", "mergekit-moe", [written(folder, "moe", [moe]), "OUT"], ""
+    raw = [{"model": f"{m}/model.safetensors", "parameters": {"weight": 0.5}} for m in (one, other)]
+    files = {"merge_method": "linear", "models": raw, "dtype": "float32"}
+    yield "pytorch", "mergekit-pytorch", [written(folder, "files", [files]), "OUT"], ""
     lora = ["--model", one, "--base-model", base, "--out-path", "OUT", "--max-rank", "8"]
     yield "extract-lora", "mergekit-extract-lora", lora, ""
     yield "layershuffle", "mergekit-layershuffle", ["OUT", "-m", one, "-w", "1"], ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 import sys
 import tomllib
 from importlib import import_module
 from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from sigmerge.cli.mergekits import mergekit
 from sigmerge.compat.mergekit import (
@@ -26,7 +28,9 @@ from sigmerge.compat.mergekit import (
     merge_tensors,
     run_merge,
 )
+from sigmerge.compat.recipes import of_genome
 from sigmerge.errors import RecipeError
+from sigmerge.recipe import load_recipe
 from tests.command_line import Ran
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes
@@ -35,6 +39,8 @@ SCRIPTS = {
     "yaml": "run_yaml",
     "multi": "multimerge",
     "moe": "moe",
+    "pytorch": "merge_raw_pytorch",
+    "evolve": "evolve",
     "extract-lora": "extract_lora",
     "layershuffle": "layershuffle",
     "bakllama": "bakllama",
@@ -53,18 +59,29 @@ def called(*words: str | Path) -> Ran:
     return ran
 
 
+def options_of(module: str) -> set[str]:
+    """The options of a script; by its text where it cannot be imported without vLLM."""
+    if not module.endswith(".evolve"):
+        listed = (p for p in import_module(module).main.params if isinstance(p, click.Option))
+        return {flag for p in listed for flag in (*p.opts, *p.secondary_opts)}
+    found = find_spec(module)
+    assert found is not None and found.origin is not None
+    nodes = ast.walk(ast.parse(Path(found.origin).read_text()))
+    calls = (n for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "click.option")
+    words = (a.value for c in calls for a in c.args if isinstance(a, ast.Constant))
+    return {flag for word in words for flag in str(word).split("/") if flag.startswith("-")}
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_option_of_mergekits_is_taken(name: str) -> None:
-    theirs = import_module(f"mergekit.scripts.{SCRIPTS[name]}").main
+    theirs = options_of(f"mergekit.scripts.{SCRIPTS[name]}")
     made = mergekit.commands[name]
     ours = {o for p in made.get_params(click.Context(made)) for o in (*p.opts, *p.secondary_opts)}
-    for parameter in theirs.params:
-        if isinstance(parameter, click.Option):
-            assert ours.issuperset({*parameter.opts, *parameter.secondary_opts}), parameter.name
+    assert theirs and theirs - ours == set()
 
 
 PACKAGE = Path(__file__).parents[2] / "packages/sigmerge-mergekit"
-MISSING = {"mergekit-evolve", "mergekit-pytorch", "mergekit-tokensurgeon"}
+MISSING = {"mergekit-tokensurgeon"}
 """What is not mapped."""
 
 
@@ -131,6 +148,45 @@ def test_moe(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert (tmp_path / "out/mergekit_moe_config.yml").read_text() == file.read_text()
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["model_type"] == "mixtral" and config["num_local_experts"] == 2
+
+
+@pytest.mark.parametrize("flag", ["--tensor-intersection", "-u"])
+def test_pytorch(flag: str, tmp_path: Path) -> None:
+    """A pickle and a safetensors file, of which each has a tensor of its own, beside mergekit."""
+    torch.manual_seed(0)
+    made = {n: {"conv.weight": torch.randn(4, 3, 2, 2), "conv.bias": torch.randn(4),
+                n: torch.randn(3)} for n in ("one", "other")}  # fmt: skip
+    torch.save(made["one"], tmp_path / "one.bin")
+    save_file(made["other"], tmp_path / "other.safetensors")
+    models = [{"model": str(tmp_path / n), "parameters": {"weight": w}}
+              for n, w in (("one.bin", 0.25), ("other.safetensors", 0.5))]  # fmt: skip
+    file = tmp_path / "files.yml"
+    file.write_text(yaml.safe_dump({"merge_method": "linear", "models": models}))
+    called("pytorch", file, tmp_path / "ours", flag, "--quiet")
+    script = import_module("mergekit.scripts.merge_raw_pytorch").main
+    script.main([str(file), str(tmp_path / "theirs"), flag], standalone_mode=False)
+    ours, theirs = (load_file(tmp_path / n / "model.safetensors") for n in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys() and len(ours) == (4 if flag == "-u" else 2)
+    for name, values in theirs.items():
+        torch.testing.assert_close(ours[name], values)
+    assert "say tensors: intersection" in command("mergekit", "pytorch", file, tmp_path / "x").err
+
+
+def test_evolve(pool: PoolOnDisk, tmp_path: Path) -> None:
+    genome = {"models": list(map(str, pool.experts.values())), "merge_method": "ties",
+              "base_model": str(pool.reference), "layer_granularity": 2}  # fmt: skip
+    file = tmp_path / "genome.yml"
+    file.write_text(yaml.safe_dump({"genome": genome, "tasks": [{"name": "spartqa_train"}]}))
+    where = tmp_path / "storage"
+    ran = command("mergekit", "evolve", file, "--storage-path", where, "--max-fevals", "12",
+                  "--random-seed", "3", "--wandb", "-s", "pool")  # fmt: skip
+    assert ran.code == 2 and "tasks (spartqa_train) name none" in ran.err
+    assert "layer_granularity: not tuned here" in ran.err and "strategy is not needed" in ran.err
+    found = load_recipe(where / "recipe.yaml")
+    assert found.tune is not None and found.tune.calls == 12 and found.tune.anchors == ["ties"]
+    assert found.seed == 3 and list(found.experts) == list(pool.experts)
+    with pytest.raises(RecipeError, match="slerp has no weights"):
+        of_genome({"genome": {**genome, "merge_method": "slerp"}}, 8, 0)
 
 
 def test_extract_lora(pool: PoolOnDisk, tmp_path: Path) -> None:

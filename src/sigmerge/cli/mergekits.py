@@ -206,6 +206,85 @@ def _moe(options: MergeOptions, config_path: Path, out_path: Path) -> None:
 
 
 @_called(
+    "pytorch", click.Argument(["config_path"], type=FILE), _OUT,
+    click.Option(["-i", "--tensor-intersection"], is_flag=True, help="Merge what all models have."),
+    click.Option(["-u", "--tensor-union"], is_flag=True, help="Merge what any model has."),
+    example="files.yml out/ --tensor-intersection",
+)  # fmt: skip
+def _pytorch(
+    options: MergeOptions,
+    config_path: Path,
+    out_path: Path,
+    tensor_intersection: bool,
+    tensor_union: bool,
+) -> None:
+    """Files of tensors that no configuration describes, as mergekit-pytorch merges them.
+
+    Pickles are read, weights-only, without another option.
+    """
+    from sigmerge.compat.mergekit import MergeConfiguration
+    from sigmerge.files.yaml_documents import decoded, parse_yaml
+
+    text = decoded(config_path, "a recipe")
+    content = MergeConfiguration.model_validate(parse_yaml(text, str(config_path)).value)
+    if tensor_intersection or tensor_union:  # theirs asks for both in this order
+        content["tensors"] = "intersection" if tensor_intersection else "union"
+    _run(replace(options, lazy_unpickle=True), content, out_path, text)
+
+
+_HERE = "candidates are merged in memory, one after another, wherever they are scored"
+
+
+@_called(
+    "evolve", click.Argument(["genome_config_path"], type=FILE),
+    click.Option(["--storage-path"], type=FOLDER, required=True,
+                 help="Folder into which the recipe goes."),
+    click.Option(["--max-fevals"], type=int, default=100, help="Evaluation calls in all."),
+    _idle("vllm/--no-vllm", "the recipe's evaluate: says the backend", default=False),
+    _idle("strategy", _HERE, "-s"),
+    _idle("in-memory/--no-in-memory", _HERE, default=False),
+    _idle("num-gpus", _HERE, type=int),
+    _idle("merge-cuda/--no-merge-cuda", "`sigmerge tune --device` says it", default=True),
+    _idle("batch-size", "the recipe's evaluate: says it", type=int),
+    _idle("sigma0", "no step of CMA-ES is taken", type=float),
+    _idle("wandb/--no-wandb", "tune.jsonl has every call, report.html shows them", default=False),
+    _idle("wandb-project", "tune.jsonl has every call, report.html shows them"),
+    _idle("wandb-entity", "tune.jsonl has every call, report.html shows them"),
+    _idle("task-search-path", "a suite names its own files", multiple=True),
+    _idle("i-understand-the-depths-of-the-evils-i-am-unleashing",
+          "calibration items choose and other items report", is_flag=True),
+    _idle("save-final-model/--no-save-final-model", "the winner is stored", default=True),
+    _idle("reshard/--no-reshard", "shards are read where they lie", default=True),
+    _idle("timeout", "--max-fevals bounds it, and an interrupted tuning goes on", type=float),
+    _idle("load-in-8bit", "the recipe's evaluate: says how models are loaded", is_flag=True),
+    _idle("load-in-4bit", "the recipe's evaluate: says how models are loaded", is_flag=True),
+    _idle("force-population-size", "candidates are guided, not bred", type=int),
+    example="genome.yml --storage-path tuned/ --max-fevals 24",
+)  # fmt: skip
+def _evolve(
+    options: MergeOptions, genome_config_path: Path, storage_path: Path, max_fevals: int
+) -> None:
+    """Write the recipe of a genome for `sigmerge tune`, and say what it lacks: scores by domain."""
+    from sigmerge.compat.recipes import of_genome
+    from sigmerge.errors import RecipeError
+    from sigmerge.files.yaml_documents import read_yaml
+
+    content, tasks, lost = of_genome(
+        read_yaml(genome_config_path, "a genome"), max_fevals, options.random_seed or 0
+    )
+    storage_path.mkdir(parents=True, exist_ok=True)
+    file = storage_path / "recipe.yaml"
+    file.write_text(content.to_yaml(), encoding="utf-8")
+    for line in lost:
+        click.echo(f"note: {line}", err=True)
+    raise RecipeError(
+        f"{file}: is written, and nothing is evolved. A tuning needs a score for every model's own "
+        f"domain, and tasks ({', '.join(tasks)}) name none: add repair: {{evaluate: …}} or command:"
+        f", then `sigmerge tune {file} {storage_path / 'tuned'}`."
+    )
+
+
+@_called(
     "extract-lora",
     click.Option(["--model"], required=True, help="Fine-tuned model."),
     click.Option(["--base-model"], required=True, help="The model that it was tuned from."),

@@ -97,3 +97,40 @@ def of_options(
     content = {"merge_method": method, "models": entries, "parameters": shared}
     base = {"base_model": base_model} if base_model else {}
     return MergeConfiguration({**content, **base, **({"dtype": "bfloat16"} if bf16 else {})})
+
+
+def of_genome(
+    content: Any, calls: int, seed: int
+) -> tuple[MergeConfiguration, list[str], list[str]]:
+    """The recipe that tunes what a genome of mergekit-evolve would, its tasks, and what is lost."""
+    genome = content.get("genome") if isinstance(content, dict) else None
+    if not isinstance(genome, dict) or not isinstance(genome.get("models"), list):
+        raise RecipeError("genome: is missing; it has models and merge_method.")
+    listed = content.get("tasks") or []
+    tasks = [str(each.get("name") if isinstance(each, dict) else each) for each in listed]
+    method = genome.get("merge_method")
+    told = {
+        "layer_granularity": "a weight holds for all layers",
+        "smooth": "a weight holds for all layers",
+        "filters": "a weight holds for all tensors",
+        "allow_negative_weights": "weights are not negative",
+    }
+    lost = [f"genome.{key}: not tuned here: {why}" for key, why in told.items() if genome.get(key)]
+    if method == "slerp":
+        raise RecipeError("genome.merge_method: slerp has no weights that a tuning moves; take "
+                          "linear or task_arithmetic.")  # fmt: skip
+    parameters: dict[str, Any] = {"weight": 1 / max(len(genome["models"]), 1)}
+    if method in ("ties", "dare_ties"):
+        parameters["density"] = 1.0
+        lost.append("genome: a density stays as the recipe has it; weights are tuned")
+    normalize = genome.get("normalize")
+    if normalize is None:
+        normalize = method in ("ties", "dare_ties", "linear")
+    keys = ("base_model", "tokenizer_source")
+    taken = {key: genome[key] for key in keys if genome.get(key) is not None}
+    recipe = {
+        "merge_method": method, **taken, "models": [{"model": each} for each in genome["models"]],
+        "parameters": parameters | ({} if method == "linear" else {"normalize": normalize}),
+        "dtype": "bfloat16", "seed": seed, "tune": {"calls": calls, "anchors": [method]},
+    }  # fmt: skip
+    return MergeConfiguration(recipe), tasks, lost
