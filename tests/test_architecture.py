@@ -257,7 +257,7 @@ JOBS = (
     "dense", "emulated", "sampled", "foreign", "occupancy", "fixed_repair", "candidates", "search",
     "strategies", "calls", "guide", "anchor", "calibrate", "repair", "replay", "merge",
     "multi_recipe", "migration", "moe", "tune", "report", "run", "demo", "verify", "hub",
-    "extract", "inspect",
+    "extract", "inspect", "trial",
 )  # fmt: skip
 """A job imports only jobs above it; the files that are not listed import none of the roads."""
 

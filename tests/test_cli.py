@@ -260,6 +260,7 @@ VERBS = [
     "extract",
     "moe",
     "migrate",
+    "try",
 ]
 NESTED = [
     "splits build",

@@ -1,7 +1,7 @@
 """Results of the verbs: objects with attributes, displayed in notebooks as tables and figures."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from sigmerge.checkpoints.verify import Report
 from sigmerge.method.deficit import DomainScores
@@ -295,6 +295,72 @@ class Extracted(Part):
 
         row = (self.out, f"{self.modules:,}", str(self.rank), f"{100 * self.kept:.2f} %")
         return tables(Grid(("adapter", "matrices", "largest rank", "kept"), [row], wordy=True))
+
+
+class TriedModel(Part):
+    """What a trial found of one model: by domain the perplexity of a token of its texts, and its
+    nats for a character, which models of several tokenizers can be compared by.
+
+    None is a number that is not finite. `repeated` is the share of token triples that an answer
+    had before. `faults` are those of the chat template and of the special tokens, `zeros` the
+    matrices that hold nothing but zeros.
+    """
+
+    name: str
+    folder: str
+    perplexity: Mapping[str, float | None]
+    per_character: Mapping[str, float | None]
+    surprise: float | None
+    """Nats for a token of all texts, as a part of those of guessing."""
+    repeated: float | None
+    template: bool
+    faults: tuple[str, ...]
+    zeros: tuple[str, ...]
+    seconds: float
+
+
+class Trial(Part):
+    """A short trial of a checkpoint beside the parents that its provenance names.
+
+    `verdict` is fine, doubtful or broken, `reasons` say why; `notes` what was not looked at.
+    """
+
+    checkpoint: TriedModel
+    parents: tuple[TriedModel, ...] = ()
+    verdict: Literal["fine", "doubtful", "broken"]
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")  # a number that is not finite is null
+
+    def _repr_html_(self) -> str:
+        from sigmerge.pages.figures import Grid
+        from sigmerge.pages.notebook import tables
+
+        domains = list(self.checkpoint.perplexity)
+        rows = [
+            (
+                each.name,
+                *(f"{v:.3g}" if (v := each.perplexity.get(d)) else "–" for d in domains),
+                "–" if each.repeated is None else f"{100 * each.repeated:.0f} %",
+            )
+            for each in (self.checkpoint, *self.parents)
+        ]
+        told = [f"{self.verdict}: {reason}" for reason in self.reasons]
+        return tables(Grid(("perplexity", *domains, "repeated"), rows), notes=told)
+
+
+class Reply(Part):
+    """What a checkpoint answered to a prompt, with its likeliest tokens."""
+
+    checkpoint: str
+    prompt: str
+    templated: bool
+    answer: str
+    prompt_tokens: int
+    tokens: int
+    seconds: float
 
 
 class Inspected(Part):

@@ -19,6 +19,7 @@ from sigmerge.lab.analysis.experiment import Analysis
 from sigmerge.lab.analysis.experiment import page as experiment_page
 from sigmerge.lab.analysis.results import Results
 from sigmerge.pages.page import write_page
+from sigmerge.pages.tuning import write_tuning_page
 from tests.lab.analysis import samples
 
 FLAGS = (
@@ -135,6 +136,14 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One anchor, 32 layers."""
     path = tmp_path_factory.mktemp("pages") / "deep.html"
     write_page(path, [samples.run("TIES", layers=32)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tuning of twelve calls."""
+    path = tmp_path_factory.mktemp("pages") / "tuned.html"
+    write_tuning_page(path, samples.tuned())
     return path
 
 
@@ -281,14 +290,48 @@ def test_an_experiments_page_shows_what_matters(
     assert len(sizes) == 11 and min(sizes) > 700
 
 
-def test_a_table_that_is_cut_off_says_so(browser: Browser, demo: Path):
-    hints = "return [...document.querySelectorAll('.more')].filter(e => e.offsetParent).length"
-    browser.open(demo, width=390)
-    assert browser.js(hints)
-    browser.js("for (const t of document.querySelectorAll('.scroll')) t.scrollLeft = 9999")
-    browser.wait(f"{hints} === 0")
-    browser.open(demo, width=1200)
-    browser.wait(f"{hints} === 0")
+OVERFLOW = """
+  const bad = [];
+  for (const e of document.querySelectorAll('body *')) {
+    if (!e.checkVisibility() || e.closest('svg')) continue;
+    const how = getComputedStyle(e);
+    if (how.clipPath !== 'none' || e.closest('caption, #tip')) continue;
+    const clips = /auto|scroll|hidden/.test(how.overflowX + how.overflowY);
+    const name = `${e.tagName}.${e.className} ${e.textContent.trim().slice(0, 40)}`;
+    if (clips && (e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight)) {
+      bad.push(`scrolls: ${name}`);
+    }
+    const box = e.getBoundingClientRect();
+    if (box.right > innerWidth + 1 || box.left < -1) bad.push(`leaves the window: ${name}`);
+    const cell = e.closest('.table');
+    if (cell && !e.closest('thead') && box.right > cell.getBoundingClientRect().right + 1) {
+      bad.push(`leaves its table: ${name}`);
+    }
+  }
+  if (document.documentElement.scrollWidth > innerWidth) bad.push('the page scrolls sideways');
+  const body = parseFloat(getComputedStyle(document.body).fontSize);
+  for (const plot of document.querySelectorAll('svg.plot')) {
+    if (!plot.checkVisibility()) continue;
+    const scale = plot.getBoundingClientRect().width / plot.viewBox.baseVal.width;
+    if (12 * scale > body) bad.push(`large text: ${plot.getAttribute('aria-label')}`);
+  }
+  return bad;"""
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 900, 1400, 1600])
+def test_nothing_scrolls_inside_the_page(
+    browser: Browser, demo: Path, deep: Path, tuned: Path, pictures: Path, width: int
+):
+    """Not a table, a row of tabs or a recipe; and a chart's text is no larger than the page's."""
+    for page in (demo, deep, tuned):
+        browser.open(page, width=width)
+        browser.screenshot(pictures / f"{page.stem}-{width}.png")
+        browser.js("document.querySelectorAll('details').forEach(d => { d.open = true })")
+        assert browser.js("return innerWidth") == width
+        assert browser.js(OVERFLOW) == [], page
+    browser.open(demo, width=width)
+    for _ in browser.tabs():
+        assert browser.js(OVERFLOW) == []
 
 
 def test_a_finger_reads_the_exact_value(browser: Browser, demo: Path):

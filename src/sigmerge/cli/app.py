@@ -26,7 +26,7 @@ GROUPS = {
     "Look": (
         "init", "inspect", "diff", "migrate", "verify", "report", "operators", "cache", "demo",
     ),
-    "Score": ("evaluate", "aggregate", "deficits", "profile", "capture"),
+    "Score": ("evaluate", "aggregate", "deficits", "profile", "capture", "try"),
     "Laboratory": ("suite", "analyze", "anchors", "search", "splits", "probe", "pool"),
 }  # fmt: skip
 """The commands by heading, in the order of `sigmerge --help`."""

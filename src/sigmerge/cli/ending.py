@@ -24,6 +24,7 @@ from sigmerge.cli import (  # noqa: F401  (they add their commands)
     pools,
     scoring,
     signals,
+    trying,
     tuning,
 )
 from sigmerge.cli.app import app

@@ -2,4 +2,4 @@
 options, steps, work_folder, pools, scores, capture, signatures, profile, dense, emulated, sampled,
 foreign, occupancy, fixed_repair, candidates, search, strategies, calls, guide, anchor, calibrate,
 repair, merge, multi_recipe, migration, moe, tune, report, run, demo, verify, hub, extract,
-inspect."""
+inspect, trial."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,7 +59,13 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
         record.calibration,
         record.warnings,
         record.wall_seconds,
+        f"sigmerge run {_recorded(record.repaired)} again/",
     )
+
+
+def _recorded(folder: str) -> str:
+    """The recipe of a result, for a shell. Its paths hold where the result was made."""
+    return shlex.quote(f"{folder}/{RECORDS_FOLDER}/{RECIPE}")
 
 
 def write_report(folder: Path) -> Path:
@@ -108,7 +115,8 @@ def _merge_page(folder: Path) -> Path:
     with _fitting(folder):
         plan = read_plan(records / PLAN)
         shown = PageRun(
-            folder.resolve().name, recipe, plan, provenance, warnings=plan.warnings
+            folder.resolve().name, recipe, plan, provenance, warnings=plan.warnings,
+            again=f"sigmerge merge {_recorded(str(folder))} again/",
         )  # fmt: skip
         write_page(records / PAGE, [shown])
     return records / PAGE

@@ -152,6 +152,16 @@ class EvaluateStep(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialStep(Step):
+    """Models that are loaded one after another, and what they are asked."""
+
+    name = "try"
+    models: Mapping[str, str]
+    texts: int
+    prompts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeStep(Step):
     name = "probe"
     file: str

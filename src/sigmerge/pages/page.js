@@ -64,19 +64,6 @@ document.addEventListener("pointermove", show);
 document.addEventListener("pointerdown", show);
 document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 
-// A table that goes on beyond its right edge says so, until the reader has seen its end.
-function hint(table) {
-  const words = table.nextElementSibling;
-  if (!words || !words.classList.contains("more")) return;
-  words.hidden = table.scrollWidth - table.clientWidth - table.scrollLeft < 4;
-}
-const wide = [...document.querySelectorAll(".scroll")];
-const sized = new ResizeObserver((entries) => entries.forEach((entry) => hint(entry.target)));
-for (const table of wide) {
-  sized.observe(table);
-  table.addEventListener("scroll", () => hint(table), { passive: true });
-}
-
 // The recipe to copy; where the clipboard is barred, the text is selected instead.
 for (const button of document.querySelectorAll(".copy")) {
   button.addEventListener("click", async () => {

@@ -35,6 +35,7 @@ class PageRun:
     plan    of the repair; of a dense merge, or None, when nothing was repaired
     scores  on the evaluation split; `calibration`: on the calibration split
     seconds that the whole run took: merge, scores, profile, repair, scores again
+    again   the command that makes the result once more
     """
 
     name: str
@@ -45,6 +46,7 @@ class PageRun:
     calibration: PairedScores | None = None
     warnings: Sequence[str] = ()
     seconds: float | None = None
+    again: str = ""
 
     @property
     def repair(self) -> RepairPlan | None:
@@ -71,6 +73,7 @@ class RunView:
     costs: Sequence[tuple[str, str]]
     files: Grid | None
     recipe: str
+    again: str
     gain: str
     mood: str  # "up", "down" or "level"
 
@@ -178,6 +181,7 @@ def _view(run: PageRun, kinds: Mapping[str, str]) -> RunView:
         costs=_costs(run.provenance),
         files=_files(run.provenance),
         recipe=run.recipe.strip(),
+        again=run.again,
         gain=points(gain) if gain is not None else "",
         mood=direction(gain, row.noise.gain if row and row.noise else None),
     )

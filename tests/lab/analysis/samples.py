@@ -9,7 +9,15 @@ import numpy as np
 
 from sigmerge.method.deficit import best_scores
 from sigmerge.pages.page import PageRun
-from sigmerge.records import PairedScores, Provenance, RepairPlan
+from sigmerge.recipe.scored import TuneSection
+from sigmerge.records import (
+    PairedScores,
+    Provenance,
+    RepairPlan,
+    TuneCall,
+    TunedScores,
+    TuneRecord,
+)
 
 DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
 ANCHORS = ("Linear", "Task Arithmetic", "TIES", "DARE", "DARE-TIES", "Fisher", "RegMean")
@@ -111,7 +119,36 @@ def run(name: str, seed: int = 0, layers: int = 6, gain: float = 0.06) -> PageRu
         provenance=Provenance.model_validate(provenance),
         scores=measured,
         calibration=scores(seed + 100, gain),
+        again=f"sigmerge run {'a-folder-of-some-length/' * 4}repaired/sigmerge/recipe.yaml again/",
     )
+
+
+def tuned(calls: int = 12) -> TuneRecord:
+    """A tuning that improves at every second call."""
+    tried, best = [], 0.0
+    for call in range(calls):
+        value = 0.6 + 0.02 * (call // 2) - 0.03 * (call % 2)
+        best = max(best, value)
+        tried.append(
+            TuneCall(
+                call=call,
+                anchor=ANCHORS[call % 2],
+                value=value,
+                best=best,
+                error=0.01,
+                weights=dict.fromkeys(DOMAINS, 0.3 + 0.02 * call),
+                scores=dict.fromkeys(DOMAINS, value),
+            )
+        )
+    after = dict.fromkeys(DOMAINS, best)
+    shown = TunedScores(plain=dict.fromkeys(DOMAINS, 0.6), tuned=after)
+    return TuneRecord(
+        out="tuned", winner="tuned/winner", settings=TuneSection(calls=calls).model_dump(),
+        anchors=ANCHORS[:2], experts={domain: {domain: 0.8} for domain in DOMAINS}, calls=tried,
+        expert_runs=5, items_per_call=dict.fromkeys(DOMAINS, 100), stopped="calls",
+        plain=0, chosen=calls - 2, calibration=shown, evaluation=shown, replayed=0,
+        wall_seconds=60.0, peak_memory_bytes=400_000_000,
+    )  # fmt: skip
 
 
 def demo() -> list[PageRun]:
