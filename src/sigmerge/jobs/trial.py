@@ -82,7 +82,8 @@ class TrialJob:
         """What is loaded, the checkpoint first; and which parents are not at hand."""
         place = checkpoint_of(self.folder)
         open_checkpoint(place)  # whose error says what is missing
-        models, notes = {self.folder.name or str(place): place}, []
+        models = {self.folder.name or str(place): place}
+        notes: list[str] = []
         record = place / RECORDS_FOLDER / PROVENANCE
         if self.alone:
             return models, notes
