@@ -88,14 +88,14 @@ def noisy(gain: float) -> PageRun:
 def test_a_gain_within_its_interval_has_no_colour():
     small, large = render([noisy(0.01)]), render([noisy(0.09)])
     assert '<td class="up">+9.00 <small>± 3.9</small></td>' in large
-    assert "<td>+1.00 <small>± 3.9</small></td>" in small
+    assert "<span>+1.00 <small>± 3.9</small></span></td>" in small
     assert 'class="value up"' in large and 'class="value up"' not in small
     assert '<dd class="up">+9.00 ± 1.8</dd>' in large  # five domains: 3.92 / √5
     assert '<dd class="level">+1.00 ± 1.8</dd>' in small
     assert "which is within its 95 % interval" in small
     assert "The repair raised math" in large and "The repair raised math" not in small
     assert "changed within the interval" in small and "changed within" not in large
-    assert "<td>480</td>" in small and "on 2,400 items" in small
+    assert "<span>480</span></td>" in small and "on 2,400 items" in small
 
 
 def test_a_gain_whose_interval_is_not_known_has_no_colour():
@@ -105,7 +105,7 @@ def test_a_gain_whose_interval_is_not_known_has_no_colour():
     noise = run.scores.noise.model_copy(update={"repaired": {}, "gain": {}})
     page = render([replace(run, calibration=run.scores.model_copy(update={"noise": noise}))])
     assert page.count('<td class="up">+9.00') == len(samples.DOMAINS)  # of the other split
-    assert page.count("<td>+9.00 <small>± ?</small></td>") == len(samples.DOMAINS)
+    assert page.count("<span>+9.00 <small>± ?</small></span></td>") == len(samples.DOMAINS)
 
 
 def test_words_are_explained_and_settings_are_readable():
