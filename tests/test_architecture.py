@@ -255,7 +255,7 @@ def test_circles_are_found() -> None:
 JOBS = (
     "options", "steps", "work_folder", "pools", "scores", "capture", "signatures", "profile",
     "dense", "emulated", "sampled", "foreign", "occupancy", "fixed_repair", "candidates", "search",
-    "strategies", "calls", "guide", "anchor", "calibrate", "repair", "replay", "merge",
+    "strategies", "calls", "guide", "anchor", "calibrate", "repair", "replay", "adapter", "merge",
     "multi_recipe", "migration", "moe", "tune", "report", "run", "demo", "verify", "hub",
     "extract", "inspect", "trial",
 )  # fmt: skip

@@ -96,6 +96,13 @@ class AdaptedTensor(FormedTensor):
         return values.kept[self]
 
 
+def module_of_factor(stored: str) -> str:
+    """PEFT's name of the module whose factor is stored under this name."""
+    found = _PAIR.match(stored.removeprefix("base_model.model."))
+    assert found is not None
+    return found[1]
+
+
 @dataclass
 class _Module:
     """The tensors of an adapter for one module of the model."""

@@ -52,14 +52,15 @@ def model_card(
     notes: Sequence[str],
     more: Sequence[str] = (),
     role: Callable[[str], str] = "expert `{}`".format,
+    library: str = "",
 ) -> str:
     """What this is and how to make it again. The same for every run of the recipe.
 
     `role` is what a model is called by its name.
     """
     found, named = licence(pool.members), hub_names(pool.members.values())
-    library = "diffusers" if is_pipeline(pool.layout.path) else "transformers"
-    known = library == "diffusers" or not pool.layout.parts
+    library = library or ("diffusers" if is_pipeline(pool.layout.path) else "transformers")
+    known = library != "transformers" or not pool.layout.parts
     front: dict[str, Any] = {**({"library_name": library} if known else {}), **found.entries}
     if named:
         front |= {"base_model": named, "base_model_relation": "merge"}

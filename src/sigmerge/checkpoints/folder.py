@@ -121,6 +121,12 @@ class Checkpoint:
         found = find_blocks(self.tensors) if self.parts else find_stack(sizes)
         object.__setattr__(self, "stack", found)
 
+    def with_tensors(self, tensors: dict[str, Tensor], files: tuple[Path, ...]) -> Checkpoint:
+        """Other tensors under some of its names; its blocks are counted as they were."""
+        other = replace(self, tensors=tensors, files=files)
+        object.__setattr__(other, "stack", self.stack)
+        return other
+
     @property
     def place(self) -> str:
         """What a recipe calls it: its folder or address, or `model+adapter`."""

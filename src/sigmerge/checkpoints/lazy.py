@@ -24,6 +24,8 @@ class Values(Protocol):
         """Bytes of a stored tensor, whose elements have one each."""
         ...
 
+    def __hash__(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class FormedTensor(Tensor):

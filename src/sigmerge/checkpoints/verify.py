@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
+from sigmerge.checkpoints.adapter_folders import ADAPTER_WEIGHTS, is_adapter
 from sigmerge.checkpoints.companions import TORCH_NAMES, vocabulary
 from sigmerge.checkpoints.folder import (
     INDEX,
@@ -73,6 +74,11 @@ class Report:
         return not self.findings
 
 
+def open_result(folder: Path) -> Checkpoint:
+    """What a command wrote: a model, or an adapter as tensors of their own."""
+    return open_tensors(folder / ADAPTER_WEIGHTS if is_adapter(folder) else folder)
+
+
 def verify_result(
     folder: Path,
     files: Mapping[str, str],
@@ -90,7 +96,7 @@ def verify_result(
     """
     checks = _Checks(folder)
     try:
-        checkpoint = open_tensors(folder)
+        checkpoint = open_result(folder)
     except PoolError as error:
         checks.add("headers", [Finding("headers", folder.name, str(error))])
         checkpoint = None

@@ -192,6 +192,8 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
             "merge_method: checkpoint has nothing to merge; add a repair: section, or use "
             "`sigmerge repair`."
         )
+    if recipe.adapter is not None:
+        raise RecipeError("output: adapter is made by `sigmerge merge`; leave it out here.")
     if recipe.search is not None:
         raise RecipeError("The recipe has a search: section: its coefficients are not known yet.")
     pool, outside = open_merge_pool(recipe, options)
@@ -330,7 +332,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         if recipe.is_mergekits:
             output.text(MERGEKIT_CONFIG, recipe.text)
         read = inputs.digested(options)  # before the plan, which names members by their digests
-        plan = _plan(job, output.done, options)
+        plan = merge_plan(job, output.done, options)
         output.json(f"{RECORDS_FOLDER}/{PLAN}", plan.as_json())
         provenance = Provenance(
             inputs=read,
@@ -350,7 +352,8 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
     return Merged(out=output.name, plan=plan, provenance=provenance)
 
 
-def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> MergePlan:
+def merge_plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> MergePlan:
+    """The record of a merge whose blocks are done."""
     recipe, captured = job.recipe, None
     notes = {n: v for record in done.values() for n, v in (record or {}).items()}
     if job.statistics:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.computed import disagreements
 from sigmerge.checkpoints.folder import (
     SHOWN,
-    TURNED,
     Checkpoint,
     is_embedding,
     is_head,
@@ -26,6 +24,12 @@ from sigmerge.checkpoints.folder import (
 from sigmerge.checkpoints.header import encode_header
 from sigmerge.checkpoints.inputs import hashed_again
 from sigmerge.checkpoints.layers import Layer
+from sigmerge.checkpoints.peft_settings import (
+    STORED_PREFIX,
+    bias_name,
+    factor_names,
+    peft_settings,
+)
 from sigmerge.checkpoints.pool import PoolMembers, differences, together
 from sigmerge.checkpoints.publishing import (
     ResultKind,
@@ -52,7 +56,6 @@ from sigmerge.method.low_rank import LowRank, truncated
 from sigmerge.probing.layers import model_layers
 from sigmerge.results import Extracted
 
-STORED_PREFIX = "base_model.model."
 _ADAPTER: ResultKind = "an adapter"
 
 
@@ -69,11 +72,9 @@ class _Found:
     def tensors(self) -> dict[str, Array]:
         named = {STORED_PREFIX + name: values for name, values in self.whole.items()}
         for name, values in self.biases.items():
-            module = name.removesuffix(".bias")
-            named[f"{STORED_PREFIX}{module}.base_layer.bias"] = values
+            named[bias_name(name.removesuffix(".bias"))] = values
         for module, low in self.factors.items():
-            named[f"{STORED_PREFIX}{module}.lora_A.weight"] = low.a
-            named[f"{STORED_PREFIX}{module}.lora_B.weight"] = low.b
+            named |= zip(factor_names(module), (low.a, low.b), strict=True)
         return {name: named[name] for name in sorted(named, key=natural)}
 
 
@@ -277,7 +278,10 @@ class ExtractJob:
                 stream.write(header)
                 for values in tensors.values():
                     stream.write(np.ascontiguousarray(values, "<f4").data)
-            config = _settings(layout, found, str(self.base))
+            ranks = {module: low.a.shape[0] for module, low in found.factors.items()}
+            config = peft_settings(
+                layout, str(self.base), ranks, found.saved.values(), bool(found.biases)
+            )
             (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         return (folder / ADAPTER_WEIGHTS).stat().st_size
 
@@ -342,41 +346,3 @@ def _warnings(left_out: list[str]) -> tuple[str, ...]:
         f"left out: {len(left_out)} tensors that differ from the base, as PEFT loads no update of "
         f"them ({some}). The adapter does not give this model without them.",
     )
-
-
-def _settings(layout: Checkpoint, found: _Found, base: str) -> dict[str, Any]:
-    """adapter_config.json. Every α is its rank, so that the update is b a itself."""
-    ranks = {module: low.a.shape[0] for module, low in found.factors.items()}
-    usual = max(ranks.values(), default=1)
-    others = {module: rank for module, rank in ranks.items() if rank != usual}
-    saved = dict.fromkeys(module for layer in found.saved.values() for module in layer.modules)
-    pairs = [n for layer in found.saved.values() for n in layer.tensors.values() if len(n) == 2]
-    return {
-        "peft_type": "LORA",
-        "task_type": _task(layout),
-        "base_model_name_or_path": base,
-        "r": usual,
-        "lora_alpha": usual,
-        "rank_pattern": others,
-        "alpha_pattern": others,
-        "target_modules": sorted(ranks, key=natural),
-        "modules_to_save": sorted(saved, key=natural) or None,
-        "bias": "all" if found.biases else "none",
-        "fan_in_fan_out": layout.config.get("model_type") in TURNED,
-        "lora_dropout": 0.0,
-        "use_rslora": False,
-        "use_dora": False,
-        "init_lora_weights": True,
-        # PEFT ties a head; to an encoder's embedding it would give the class of a head.
-        "ensure_weight_tying": any(is_head(names[1]) for names in pairs),
-        "inference_mode": True,
-    }
-
-
-def _task(layout: Checkpoint) -> str | None:
-    """What PEFT calls the kind of model; None is any kind."""
-    if layout.config.get("is_encoder_decoder"):
-        return "SEQ_2_SEQ_LM"
-    named = "".join(layout.config.get("architectures") or ["LMHead"])
-    speaks = any(word in named for word in ("CausalLM", "LMHead", "ConditionalGeneration"))
-    return "CAUSAL_LM" if speaks else None

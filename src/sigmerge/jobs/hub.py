@@ -23,6 +23,7 @@ from sigmerge.checkpoints.remote import target_url
 from sigmerge.checkpoints.verify import verify_result
 from sigmerge.errors import OutputError, SigmergeWarning
 from sigmerge.files.digests import rehashing
+from sigmerge.jobs.adapter import plan_adapter
 from sigmerge.jobs.dense import plan_dense
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
@@ -96,7 +97,9 @@ class HubJob:
         scored = recipe.repair or recipe.guide or recipe.search or recipe.tune
         if not plain or scored or (recipe.operator and recipe.operator.needs):
             return None
-        job, found = plan_dense(recipe, self.options), Counter[Path]()
+        found = Counter[Path]()
+        job = (plan_dense(recipe, self.options) if recipe.adapter is None
+               else plan_adapter(recipe, self.options).dense)  # fmt: skip
         read = {
             (member.here, name): member.tensors[name]
             for member in job.members.values()

@@ -52,6 +52,12 @@ class MergeJob:
 
     def describe(self) -> Description:
         self.check()
+        if self.recipe.adapter is not None:
+            from sigmerge.jobs.adapter import plan_adapter
+
+            planned = plan_adapter(self.recipe, self.options).describe(self.options.threads)
+            check_space(self.out, planned.bytes_to_write)
+            return Description((planned,), self.options.threads)
         steps = anchor_and_repair(self.recipe, self.options, self.score)
         check_space(self.out, sum(step.bytes_to_write for step in steps))
         return Description(steps, self.options.threads)
@@ -59,6 +65,10 @@ class MergeJob:
     def run(self) -> Merged:
         self.check()
         recipe, options = self.recipe, self.options
+        if recipe.adapter is not None:
+            from sigmerge.jobs.adapter import plan_adapter, run_adapter
+
+            return run_adapter(plan_adapter(recipe, options), self.out, options)
         if recipe.repair is None:
             made = make_anchor(recipe, self.out, options, self.score)
             remove_anchor(self.out)

@@ -17,16 +17,17 @@ import numpy as np
 
 from sigmerge.checkpoints.companions import TOKENIZER_CONFIG
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
-from sigmerge.checkpoints.plain import is_pipeline, open_tensors
+from sigmerge.checkpoints.plain import is_pipeline
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
+from sigmerge.checkpoints.verify import Finding, Report, open_result, verify_pool, verify_result
 from sigmerge.core import Array
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.checksums import is_intact
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
+from sigmerge.jobs.adapter import AdapterJob, merge_factors, plan_adapter
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, with_statistics
 from sigmerge.jobs.moe import METHOD as MIXTURE
 from sigmerge.jobs.moe import plan_mixture
@@ -311,7 +312,7 @@ def _recomputed(
     a number could hide it by changing the records too.
     """
     quiet = replace(options, progress=silent)
-    stored = open_tensors(folder)
+    stored = open_result(folder)
     try:
         plan = read_plan(folder / RECORDS_FOLDER / PLAN)
         if isinstance(plan, RepairPlan) and plan.anchor.path is None:
@@ -321,8 +322,7 @@ def _recomputed(
             place = anchor or Path(str(plan.anchor.path))
             compared = _repaired_again(plan, place, stored, quiet, sample)
         else:
-            job = _dense_again(plan, folder, provenance, quiet)
-            compared = _merged_again(job, stored, quiet, sample)
+            compared = _made_again(plan, folder, provenance, stored, quiet, sample)
     except SigmergeError as error:
         findings = [Finding("recomputed", folder.name, f"cannot be computed again: {error}")]
         extent = report.extent
@@ -376,15 +376,33 @@ def _repaired_again(
     return sink
 
 
-def _dense_again(
-    plan: MergePlan, folder: Path, provenance: Provenance, options: Options
-) -> DenseJob:
-    """The job of a dense merge, or of a mixture, as run."""
-    if plan.operator != MIXTURE:
-        return plan_dense(_recipe(plan, folder, provenance), options)
-    given = read_yaml(folder / RECORDS_FOLDER / RECIPE, "the file of a mixture", PoolError)
-    placed = _placed(given, _places(plan, provenance))
-    return plan_mixture(load_mixture(placed, seed=plan.seed), options)
+def _made_again(
+    plan: MergePlan,
+    folder: Path,
+    provenance: Provenance,
+    stored: Checkpoint,
+    options: Options,
+    sample: Sample,
+) -> _Comparison:
+    """A dense merge, a mixture or an adapter, as run."""
+    if plan.operator == MIXTURE:
+        given = read_yaml(folder / RECORDS_FOLDER / RECIPE, "the file of a mixture", PoolError)
+        placed = _placed(given, _places(plan, provenance))
+        mixture = plan_mixture(load_mixture(placed, seed=plan.seed), options)
+        return _merged_again(mixture, stored, options, sample)
+    recipe = _recipe(plan, folder, provenance)
+    if recipe.adapter is not None:
+        return _factored_again(plan_adapter(recipe, options), stored, options, sample)
+    return _merged_again(plan_dense(recipe, options), stored, options, sample)
+
+
+def _factored_again(
+    job: AdapterJob, stored: Checkpoint, options: Options, sample: Sample
+) -> _Comparison:
+    sink = _Comparison(stored, sample, [key for key, _ in job.dense.pool.blocks()])
+    sink.expect(job.layout.specs())
+    merge_factors(job, sink, options)
+    return sink
 
 
 NOT_DENSE = ("repair", "chat_template")

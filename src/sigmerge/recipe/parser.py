@@ -30,7 +30,7 @@ from sigmerge.recipe.modules import (
     shared_settings,
 )
 from sigmerge.recipe.reading import Reading
-from sigmerge.recipe.record import OWN_KEYS, Recipe, RecipeModel, RecipeSlice
+from sigmerge.recipe.record import OWN_KEYS, AdapterRequest, Recipe, RecipeModel, RecipeSlice
 from sigmerge.recipe.sections import (
     CaptureSection,
     ModelSection,
@@ -194,6 +194,7 @@ class _Parser(Reading):
             vocabulary=vocabulary,
             tensors=top.tensors,
             match_experts=top.match_experts,
+            adapter=AdapterRequest(top.space or "core", top.rank) if top.output else None,
             architecture=architectures[0],
             any_architecture=any(architectures),
             modules=modules,
@@ -597,12 +598,31 @@ class _Parser(Reading):
             self.problem(("parameters", "outside"), "reference needs a base_model")
         if sections.capture.scale != 1 and not top.base_model:
             self.problem(("capture", "scale"), "needs a base_model unless it is 1")
+        self._check_adapter(sections, chosen)
         if sections.search is not None and chosen:
             self._check_search(top)
         if sections.guide is not None:
             self._check_guide(sections, sections.guide, chosen, names)
         if sections.repair is not None:
             self._check_repair(sections.repair, names)
+
+    def _check_adapter(self, sections: _Sections, chosen: Operator | None) -> None:
+        """What `output: adapter` goes with."""
+        top = sections.top
+        if top.output is None:
+            for key in ("space", "rank"):
+                if getattr(top, key) is not None:
+                    self.problem((key,), "is a setting of output: adapter, which is not given")
+            return
+        others = (*SCORED_KEYS, "slices", "anchor", "match_experts", "tokenizer", "tokenizer_source", "tensors",
+                  "chat_template")  # fmt: skip
+        for key in (key for key in others if getattr(top, key)):
+            self.problem((key,), "does not go with output: adapter, which merges adapters alone")
+        if self.modules:
+            self.problem(("modules",), "does not go with output: adapter; give filters")
+        if chosen is not None and chosen.needs:
+            told = f"is adapter, and {chosen.name} reads what layers of whole models are given"
+            self.problem(("output",), told)
 
     def _check_search(self, top: RecipeSection) -> None:
         from sigmerge.recipe.space import SPACES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sigmerge.checkpoints.adapter_folders import home_of, split_adapter
 from sigmerge.checkpoints.modules import module_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # few recipes have these
 
 OWN_KEYS = (
     "preset", "seed", "tensors", "match_experts", "anchor", "capture", "search", "guide", "repair",
-    "tune",
+    "tune", "output", "space", "rank",
 )  # fmt: skip
 """Keys that mergekit does not have. A file with one of them is no mergekit file."""
 MERGEKIT_CONFIG = "mergekit_config.yml"
@@ -41,6 +41,15 @@ class RecipeModel:
     """The modules that it is merged into, with its parameters there; None: it is everywhere."""
     written: Mapping[str, Any] = field(default_factory=dict)
     """Its parameters as the recipe writes them."""
+
+
+@dataclass(frozen=True)
+class AdapterRequest:
+    """`output: adapter`: in which coordinates adapters are merged, and the result's largest rank,
+    where it is bounded."""
+
+    space: Literal["core", "knots"] = "core"
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,8 @@ class Recipe:
     chat_template: str | None = None
     slices: tuple[RecipeSlice, ...] = ()
     vocabulary: VocabularyRequest | None = None
+    adapter: AdapterRequest | None = None
+    """Set if the result is an adapter."""
     tensors: TensorChoice | None = None
     """What becomes of tensors that not all models have."""
     match_experts: bool = False

@@ -221,6 +221,12 @@ class RecipeSection(Section):
     """Which tensors are merged where not all models have the same; otherwise that is an error."""
     match_experts: bool = False
     """Merge the experts of mixtures with those they are most alike, whatever their numbers."""
+    output: Literal["adapter"] | None = None
+    """`adapter`: adapters of one model become one adapter."""
+    space: Literal["core", "knots"] | None = None
+    """With `output: adapter`, the coordinates that are merged; `core` by default."""
+    rank: Annotated[int, Field(ge=1)] | None = None
+    """With `output: adapter`, the largest rank of the result; else the sum of the ranks."""
     preset: Literal["mergekit", "paper"] = "mergekit"
     """Whose defaults hold where mergekit and the papers differ."""
     seed: int = 0
