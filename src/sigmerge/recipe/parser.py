@@ -614,7 +614,8 @@ class _Parser(Reading):
                 if getattr(top, key) is not None:
                     self.problem((key,), "is a setting of output: adapter, which is not given")
             return
-        others = (*SCORED_KEYS, "slices", "anchor", "match_experts", "tokenizer", "tokenizer_source", "tensors",
+        others = (*SCORED_KEYS, "slices", "anchor", "match_experts", "tokenizer",
+                  "tokenizer_source", "tensors",
                   "chat_template")  # fmt: skip
         for key in (key for key in others if getattr(top, key)):
             self.problem((key,), "does not go with output: adapter, which merges adapters alone")
