@@ -30,7 +30,7 @@ USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Settings of anchors that the recipe does not describe itself; others have their defaults."""
 DEFAULT: Final = ("iso_c", "tsv", "task_arithmetic")
-SHOWN: Final = ("regmean", "blend")
+READ_TOO: Final = ("regmean", "blend")
 """What is tried besides, where every expert has exemplars."""
 
 
@@ -90,7 +90,7 @@ def anchors_of(
     own = recipe.method if recipe.operator is not None else None
     chosen = names
     if chosen is None:
-        more = SHOWN if shown and not _without_exemplars(recipe) else ()
+        more = READ_TOO if shown and not _without_exemplars(recipe) else ()
         chosen = list(dict.fromkeys([*([own] if own else []), *DEFAULT, *more]))
     known = list(dict.fromkeys([*USUAL, *_weighted(), *([own] if own else [])]))
     problems = [
