@@ -87,7 +87,7 @@ def noisy(gain: float) -> PageRun:
 
 def test_a_gain_within_its_interval_has_no_colour():
     small, large = render([noisy(0.01)]), render([noisy(0.09)])
-    assert '<td class="up">+9.00 <small>± 3.9</small></td>' in large
+    assert 'class="up"><span>+9.00 <small>± 3.9</small></span></td>' in large
     assert "<span>+1.00 <small>± 3.9</small></span></td>" in small
     assert 'class="value up"' in large and 'class="value up"' not in small
     assert '<dd class="up">+9.00 ± 1.8</dd>' in large  # five domains: 3.92 / √5
