@@ -259,6 +259,7 @@ VERBS = [
     "diff",
     "extract",
     "moe",
+    "tokens",
     "migrate",
     "try",
 ]

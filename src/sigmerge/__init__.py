@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         run,
         search,
         suite,
+        tokens,
         tune,
         verify,
     )
@@ -143,6 +144,7 @@ __all__ = [
     "run",
     "search",
     "suite",
+    "tokens",
     "tune",
     "verify",
 ]

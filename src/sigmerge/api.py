@@ -154,6 +154,39 @@ def moe(
 
 
 @verb
+def tokens(
+    model: PathName,
+    donor: PathName,
+    out: PathName,
+    *,
+    method: Literal["omp", "knn", "mean", "zero", "random", "subword"] = "omp",
+    k: int = 64,
+    metric: Literal["euclidean", "cosine"] = "euclidean",
+    weights: Literal["distance", "barycentric", "least_squares"] = "distance",
+    subword: Literal["mean", "sum", "weighted_mean", "first_last"] = "mean",
+    scale: float = 1.0,
+    seed: int = 0,
+    **how: Unpack[Keywords],
+) -> Job[Merged]:
+    """A model with the tokenizer of another, its donor.
+
+    Rows of tokens that both have are moved; others are formed by `method`, from at most `k` rows.
+
+    >>> done = sigmerge.tokens("pool/math", "pool/reference", "moved", method="mean")
+    >>> done.plan.operator, list(done.plan.experts)
+    ('passthrough', ['math'])
+    """
+    from sigmerge.jobs.merge import MergeJob
+    from sigmerge.recipe.tokenizers import tokens_recipe
+
+    options = _options(how)
+    missing = {"method": method, "k": k, "metric": metric, "weights": weights,
+               "subword": subword, "scale": scale}  # fmt: skip
+    recipe = tokens_recipe(model, donor, missing, seed)
+    return _over_hub(recipe, lambda one: MergeJob(one, target(out), options), options)
+
+
+@verb
 def merge_several(
     file: PathName, out: PathName, **how: Unpack[Keywords]
 ) -> Job[tuple[Merged, ...]]:

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.companions import added_tokens, vocabulary
-from sigmerge.checkpoints.folder import Checkpoint, is_embedding, read_json
+from sigmerge.checkpoints.folder import Checkpoint, is_embedding, open_checkpoint, read_json
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.lazy import FormedTensor, TensorRun, Values
+from sigmerge.checkpoints.token_pairs import TokenIds, paired, text_of
+from sigmerge.checkpoints.token_rows import FITTED, MissingRows, NewRows, NewToken, batch_size
 from sigmerge.core import TILE, Array
-from sigmerge.errors import PoolError
+from sigmerge.errors import PoolError, require
 from sigmerge.messages import shown
 
-TokenIds = Mapping[str, int]
-"""Token -> id."""
 MORE_HEADS = (
     "lm_head.bias", "predictions.bias", "decoder.weight", "decoder.bias", "vocab_projector.weight",
     "vocab_projector.bias", "final_logits_bias",
@@ -57,6 +57,8 @@ class VocabularyRequest:
     base: str | None
     tokens: Mapping[str, TokenSource]
     pad: int | None = None
+    missing: MissingRows | None = None
+    """How rows are formed that no model has. Then tokens are matched by what they stand for."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,10 @@ class Vocabulary:
     tokens: TokenIds
     of: Mapping[str, TokenIds]
     added: tuple[Mapping[str, Any], ...]
+    donor: Checkpoint | None = None
+    """The model whose tokenizer is taken, where its rows are read."""
+    texts: Mapping[str, str] | None = None
+    """The text of every token, where rows are those of its pieces."""
 
     @property
     def rows(self) -> int:
@@ -149,6 +155,20 @@ class MovedRows(FormedTensor):
         return values.kept[self]
 
 
+def rows_memory(tensors: Iterable[Tensor]) -> int:
+    """A bound on the memory of rows that are formed: one batch at a time, whose rows stay."""
+    batches = {
+        source
+        for tensor in tensors
+        if isinstance(tensor, MovedRows)
+        for sources in tensor.made.values()
+        for source, _ in sources
+        if isinstance(source, NewRows)
+    }
+    working = max((one.room for one in batches), default=0)
+    return working + sum(one.held for one in batches)
+
+
 def plan_vocabulary(
     request: VocabularyRequest, home: Path, members: Mapping[str, Path]
 ) -> Vocabulary | None:
@@ -171,7 +191,21 @@ def plan_vocabulary(
     if request.union:
         added += _union(output, home, [members[name] for name, each in found.items() if each])
     added += _appended(output, home, added, ({"content": t} for t in request.tokens))
-    return Vocabulary(request, output, known, tuple(added))
+    found_all = Vocabulary(request, output, known, tuple(added))
+    return found_all if request.missing is None else _by_meaning(found_all, home, members)
+
+
+def _by_meaning(found: Vocabulary, home: Path, members: Mapping[str, Path]) -> Vocabulary:
+    """A vocabulary whose tokens the members have by what they stand for, with the donor."""
+    how = found.request.missing
+    assert how is not None
+    of = {name: paired(home, found.tokens, members[name], own) for name, own in found.of.items()}
+    donor = open_checkpoint(home) if how.method in FITTED else None
+    if donor is not None and donor.embedding is None:
+        raise PoolError(f"{home}: no tensor is known to embed its tokens; method: {how.method} "
+                        "reads them. Take subword or mean.")  # fmt: skip
+    texts = text_of(home, found.tokens) if how.method == "subword" else None
+    return replace(found, of=of, donor=donor, texts=texts)
 
 
 def _by_token(found: TokenIds | bytes | None, folder: Path) -> TokenIds:
@@ -236,7 +270,7 @@ def moved(
         tensors = dict(member.tensors)
         for tensor, group in _rows_by_token(member, before, behind):
             sources = {m: members[m].tensors[tensor] for m in group if tensor in members[m].tensors}
-            tensors[tensor] = _moved(name, member.tensors[tensor], sources, vocabulary)
+            tensors[tensor] = _moved(name, member, tensor, sources, vocabulary)
         config = with_size(member.config, vocabulary.rows)
         result[name] = replace(member, tensors=tensors, config=config)
     return result
@@ -301,8 +335,13 @@ def with_size(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _moved(
-    member: str, stored: Tensor, sources: Mapping[str, Tensor], vocabulary: Vocabulary
+    member: str,
+    checkpoint: Checkpoint,
+    tensor: str,
+    sources: Mapping[str, Tensor],
+    vocabulary: Vocabulary,
 ) -> Tensor:
+    stored = checkpoint.tensors[tensor]
     count = max(vocabulary.tokens.values()) + 1
     own = np.full(count, -1, np.int64)
     made: dict[int, list[tuple[Tensor, int]]] = {row: [] for row in range(count)}
@@ -314,9 +353,80 @@ def _moved(
             del made[row]
         else:
             made[row] = _sources(token, wanted, sources, vocabulary)
+    if vocabulary.request.missing and len(stored.shape) == 2 and stored.shape[0] > 1:
+        lacking = {
+            token: row
+            for token, row in vocabulary.tokens.items()
+            if not made.get(row, True)
+            and not vocabulary.request.tokens.get(token, TokenSource()).zero
+        }
+        for new in _formed(member, checkpoint, tensor, lacking, vocabulary):
+            made |= {lacking[one.token]: [(new, i)] for i, one in enumerate(new.tokens)}
     shape = _with_tokens(stored.shape, vocabulary.rows)
     return MovedRows(stored.name, stored.dtype, shape, stored.file, stored.begin, stored.end,
                      stored, own, made)  # fmt: skip
+
+
+def _formed(
+    member: str,
+    checkpoint: Checkpoint,
+    tensor: str,
+    lacking: TokenIds,
+    vocabulary: Vocabulary,
+) -> Iterator[NewRows]:
+    """The rows of tokens that no model has, in batches in the order of their ids."""
+    how, stored = vocabulary.request.missing, checkpoint.tensors[tensor]
+    if how is None or how.method == "zero" or not lacking:
+        return
+    before = is_embedding(tensor)
+    donor, own = _donor_tensor(vocabulary, before), vocabulary.of[member]
+    rows = stored.shape[0] if donor is None else donor.shape[0]
+    pairs = [(own[t], row) for t, row in vocabulary.tokens.items()
+             if own.get(t, stored.shape[0]) < stored.shape[0] and row < rows]  # fmt: skip
+    shared = np.array(sorted(pairs, key=lambda pair: pair[1]), np.int64).reshape(-1, 2)
+    if donor is not None and len(shared) < how.k:
+        raise PoolError(
+            f"{checkpoint.place}: {len(shared)} of its tokens are the tokenizer's, too, which is "
+            f"taken, and k: {how.k} are needed; give a smaller k, or method: subword."
+        )
+    pieces = _pieces(checkpoint.path, vocabulary.texts, lacking)
+    new = [
+        NewToken(token, row, pieces.get(token, ()))
+        for token, row in sorted(lacking.items(), key=lambda item: item[1])
+        if donor is None or row < rows  # the donor itself has no row of the others: zero
+    ]
+    width = prod(stored.shape[1:])
+    step = batch_size(how, width if donor is None else prod(donor.shape[1:]))
+    for first in range(0, len(new), step):
+        batch = tuple(new[first : first + step])
+        yield NewRows(
+            stored.name, "F32", (len(batch), width), stored.file, stored.begin, stored.end,
+            how, stored, donor, shared, batch, before,
+        )  # fmt: skip
+
+
+def _donor_tensor(vocabulary: Vocabulary, before: bool) -> Tensor | None:
+    """The donor's rows: of its embedding, or of its head if it has one of its own."""
+    donor = vocabulary.donor
+    if donor is None:
+        return None
+    assert donor.embedding is not None
+    return donor.tensors[donor.embedding if before or donor.head is None else donor.head]
+
+
+def _pieces(
+    folder: Path, texts: Mapping[str, str] | None, tokens: Iterable[str]
+) -> dict[str, tuple[int, ...]]:
+    """The ids of the pieces of every token's text by a model's own tokenizer."""
+    if texts is None:
+        return {}
+    require("method: subword", models=("tokenizers",))
+    from tokenizers import Tokenizer
+
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    wanted = list(tokens)
+    found = own.encode_batch([texts[token] for token in wanted], add_special_tokens=False)
+    return {token: tuple(one.ids) for token, one in zip(wanted, found, strict=True)}
 
 
 def _sources(

@@ -22,7 +22,7 @@ Exit codes:
 """
 
 GROUPS = {
-    "Merge": ("merge", "repair", "run", "tune", "extract", "moe", "mergekit"),
+    "Merge": ("merge", "repair", "run", "tune", "extract", "moe", "tokens", "mergekit"),
     "Look": (
         "init", "inspect", "diff", "migrate", "verify", "report", "operators", "cache", "demo",
     ),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from sigmerge.cli import show
 from sigmerge.cli.app import examples
 from sigmerge.cli.declared import Argument, Option
-from sigmerge.cli.flags import READ, WORKING, WRITTEN, Flags, OutFolder, RecipeFile, command
+from sigmerge.cli.flags import PUSHED, READ, WORKING, WRITTEN, Flags, OutFolder, RecipeFile, command
 from sigmerge.messages import size
 
 
@@ -101,6 +101,59 @@ def moe(recipe: RecipeFile, out: OutFolder, flags: Flags) -> None:
     loaded = load_mixture(recipe, seed=flags.seed, strict=flags.strict)
     done = flags.run(lambda how: MoeJob(loaded, target(out), how), goes_on=True)
     flags.emit(done, show.merged_lines)
+
+
+@command(
+    *WRITTEN, "seed", "strict", *READ, "allow_nonfinite", "rehash", *PUSHED, *WORKING,
+    epilog=examples(
+        "sigmerge tokens model/ donor/ out/ --dry-run", "sigmerge tokens model/ donor/ out/ --k 32",
+        "sigmerge tokens model/ donor/ out/ --method subword",
+    ),
+)  # fmt: skip
+def tokens(
+    model: Annotated[str, Argument(help="Model whose rows are moved: a folder or a hub id.")],
+    donor: Annotated[str, Argument(help="Model whose tokenizer is taken.")],
+    out: OutFolder,
+    flags: Flags,
+    method: Annotated[
+        Literal["omp", "knn", "mean", "zero", "random", "subword"],
+        Option(help="How rows of tokens are formed that the model lacks."),
+    ] = "omp",
+    k: Annotated[int, Option("--k", min=1, help="omp, knn: shared tokens per row.")] = 64,
+    metric: Annotated[
+        Literal["euclidean", "cosine"], Option(help="knn: what near is.")
+    ] = "euclidean",
+    weights: Annotated[
+        Literal["distance", "barycentric", "least_squares"],
+        Option(help="knn: coefficients of the nearest rows."),
+    ] = "distance",
+    subword: Annotated[
+        Literal["mean", "sum", "weighted_mean", "first_last"],
+        Option(help="subword: what is made of the rows of a token's pieces."),
+    ] = "mean",
+    row_scale: Annotated[float, Option("--row-scale", help="A factor of all new rows.")] = 1.0,
+) -> None:
+    """Give a model the tokenizer of another.
+
+    Rows of tokens that both have are moved, by what a token stands for: its bytes, or its role.
+    The others are formed in embedding and head alike. omp writes the donor's row as a sum of k
+    rows of shared tokens, and takes the same sum of the model's rows. Interrupted, the same command
+    continues where it stopped.
+    """
+    from sigmerge.engine.machine import load_numpy
+
+    load_numpy()
+    from sigmerge.checkpoints.remote import target
+    from sigmerge.jobs.merge import MergeJob
+    from sigmerge.recipe import load_recipe
+    from sigmerge.recipe.tokenizers import tokens_recipe
+
+    missing = {"method": method, "k": k, "metric": metric, "weights": weights,
+               "subword": subword, "scale": row_scale}  # fmt: skip
+    recipe = tokens_recipe(model, donor, missing, flags.seed or 0)
+    loaded, place = load_recipe(recipe, strict=flags.strict, weights=False), target(out)
+    job_of = flags.over_hub(loaded, lambda one, how: MergeJob(one, place, how), place)
+    flags.emit_made(flags.run(job_of, goes_on=True), show.merged_lines)
 
 
 @command(

@@ -154,6 +154,10 @@ class DenseJob:
         whole = max((self.operator.scratch(site) for site in self.sites.values()), default=0)
         merging = INTERPRETER + threads * (scratch + window + counts + whole)
         merging += read_ahead(self.members.values())
+        if self.recipe.vocabulary and self.recipe.vocabulary.missing:
+            from sigmerge.checkpoints.vocabularies import rows_memory
+
+            merging += rows_memory(t for m in self.members.values() for t in m.tensors.values())
         if not self.to_capture:
             return merging
         # Captures come first, in this process; their libraries stay.

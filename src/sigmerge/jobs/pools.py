@@ -536,6 +536,19 @@ def other_inputs(recipe: Recipe, captured: bool) -> dict[Path, str]:
         files |= dict.fromkeys(companion_files(home_of(recipe.reference)), "reference")
     if recipe.tokenizer is not None:
         files |= dict.fromkeys(companion_files(recipe.tokenizer), "tokenizer")
+        files |= dict.fromkeys(_donor_files(recipe, recipe.tokenizer), "tokenizer")
     if captured:
         files |= {m.exemplars: m.name for m in recipe.models if m.exemplars is not None}
     return files
+
+
+def _donor_files(recipe: Recipe, donor: Path) -> list[Path]:
+    """The weights of a donor that rows of new tokens are made from."""
+    from sigmerge.checkpoints.token_rows import FITTED
+
+    wanted = recipe.vocabulary and recipe.vocabulary.missing
+    if not wanted or wanted.method not in FITTED:
+        return []
+    opened = open_checkpoint(donor)
+    names = [name for name in (opened.embedding, opened.head) if name]
+    return list(dict.fromkeys(opened.tensors[name].file for name in names))

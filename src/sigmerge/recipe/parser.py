@@ -168,7 +168,7 @@ class _Parser(Reading):
         scored = any(getattr(sections, key) is not None for key in SCORED_KEYS)
         self._check_names(models, ("reference", "anchor") if scored else ("reference",))
         self._check(sections, chosen, [model.name for model in models])
-        tokenizer, vocabulary = read_tokenizer(self, top, reference, models)
+        tokenizer, vocabulary = read_tokenizer(self, top, reference, models, seed)
         anchor = self.path(("anchor",), top.anchor) if top.anchor else None
         if top.match_experts and chosen and chosen.needs:
             problem = f"{top.merge_method} captures what enters each expert under its own number"

@@ -129,6 +129,23 @@ Dtype = Annotated[
 ]
 
 
+class MissingSection(Section):
+    """How rows are formed of tokens that no model has."""
+
+    method: Literal["omp", "knn", "mean", "zero", "random", "subword"] = "omp"
+    """From rows of shared tokens with the coefficients of the donor's rows, or as it says."""
+    k: Annotated[Whole, Field(ge=1)] = 64
+    """omp, knn: shared tokens per row."""
+    metric: Literal["euclidean", "cosine"] = "euclidean"
+    """knn: what near is."""
+    weights: Literal["distance", "barycentric", "least_squares"] = "distance"
+    """knn: coefficients of the nearest rows."""
+    subword: Literal["mean", "sum", "weighted_mean", "first_last"] = "mean"
+    """subword: what is made of the rows of a token's pieces."""
+    scale: float = 1.0
+    """A factor of all new rows."""
+
+
 class TokenizerSection(Section):
     """mergekit's long form of `tokenizer_source`."""
 
@@ -138,6 +155,8 @@ class TokenizerSection(Section):
     """Rows of single tokens: where each comes from."""
     pad_to_multiple_of: Annotated[Whole, Field(ge=0)] | None = None
     """Rows of the embedding are padded to a multiple of this."""
+    missing: MissingSection | None = None
+    """How rows are formed of tokens that no model has; `source` is then a model."""
 
 
 class TokenRowSection(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,8 @@ def _vocabulary_key(recipe: Recipe) -> dict[str, Any]:
         section["tokens"] = {token: entry(token, s) for token, s in wanted.tokens.items()}
     if wanted.pad:
         section["pad_to_multiple_of"] = wanted.pad
+    if wanted.missing:
+        section["missing"] = {k: v for k, v in asdict(wanted.missing).items() if k != "seed"}
     return {"tokenizer": section}
 
 

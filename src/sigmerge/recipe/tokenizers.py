@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sigmerge.checkpoints.adapter_folders import is_adapter
 from sigmerge.errors import PoolError, RecipeError
@@ -20,11 +21,16 @@ from sigmerge.recipe.sections import (
 from sigmerge.recipe.settings import Place
 
 if TYPE_CHECKING:  # imported where rows are moved
+    from sigmerge.checkpoints.token_rows import MissingRows
     from sigmerge.checkpoints.vocabularies import TokenSource, VocabularyRequest
 
 
 def read_tokenizer(
-    reading: Reading, top: RecipeSection, reference: Path | None, models: list[RecipeModel]
+    reading: Reading,
+    top: RecipeSection,
+    reference: Path | None,
+    models: list[RecipeModel],
+    seed: int,
 ) -> tuple[Path | None, VocabularyRequest | None]:
     """The folder of the tokenizer that is taken, and the vocabulary that is asked for."""
     section = reading.optional(TokenizerSection, top.tokenizer, "tokenizer")
@@ -46,6 +52,7 @@ def read_tokenizer(
         base=_member(reference, reference, models),
         tokens=_tokens(reading, section, reference, models),
         pad=(section.pad_to_multiple_of or None) if section else None,
+        missing=_missing(reading, section, seed),
     )
     if wanted in ("base", "union"):
         return reference, vocabulary
@@ -57,6 +64,36 @@ def read_tokenizer(
         reading.problem(place, f"{wanted!r}: no such folder; did you mean {near!r}?")
         return None, vocabulary
     return reading.path(place, wanted), vocabulary
+
+
+def tokens_recipe(
+    model: str | os.PathLike[str],
+    donor: str | os.PathLike[str],
+    missing: Mapping[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """The recipe of one model with the tokenizer of another."""
+    source = os.fspath(donor)
+    if source in ("base", "union"):
+        source = f"./{source}"  # a folder of that name
+    return {
+        "merge_method": "passthrough",
+        "models": [{"model": os.fspath(model)}],
+        "tokenizer": {"source": source, "missing": dict(missing)},
+        "seed": seed,
+    }
+
+
+def _missing(reading: Reading, section: TokenizerSection | None, seed: int) -> MissingRows | None:
+    """How rows are formed that no model has."""
+    if section is None or section.missing is None:
+        return None
+    from sigmerge.checkpoints.token_rows import MissingRows
+
+    if section.source in ("base", "union"):
+        reading.problem(("tokenizer", "missing"), "goes with the source of a model: its tokenizer "
+                        "is taken, and its rows tell what new ones are made of")  # fmt: skip
+    return MissingRows(**section.missing.model_dump(), seed=seed)
 
 
 def _member(path: Path | None, reference: Path | None, models: Sequence[RecipeModel]) -> str | None:
