@@ -256,7 +256,7 @@ JOBS = (
     "options", "steps", "work_folder", "pools", "scores", "capture", "signatures", "profile",
     "dense", "emulated", "sampled", "foreign", "occupancy", "fixed_repair", "candidates", "search",
     "strategies", "calls", "guide", "anchor", "calibrate", "repair", "replay", "adapter", "merge",
-    "multi_recipe", "migration", "moe", "tune", "report", "run", "demo", "verify", "hub",
+    "multi_recipe", "migration", "moe", "tokens", "tune", "report", "run", "demo", "verify", "hub",
     "extract", "inspect", "trial",
 )  # fmt: skip
 """A job imports only jobs above it; the files that are not listed import none of the roads."""

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         Reports,
         RunResult,
         SearchResult,
+        Tokens,
         TuneResult,
     )
 
@@ -166,24 +167,26 @@ def tokens(
     subword: Literal["mean", "sum", "weighted_mean", "first_last"] = "mean",
     scale: float = 1.0,
     seed: int = 0,
+    text: PathName | None = None,
     **how: Unpack[Keywords],
-) -> Job[Merged]:
+) -> Job[Tokens]:
     """A model with the tokenizer of another, its donor.
 
     Rows of tokens that both have are moved; others are formed by `method`, from at most `k` rows.
+    Both models read the lines of `text`, a file: `Tokens.text` has their bits per byte.
 
     >>> done = sigmerge.tokens("pool/math", "pool/reference", "moved", method="mean")
     >>> done.plan.operator, list(done.plan.experts)
     ('passthrough', ['math'])
     """
-    from sigmerge.jobs.merge import MergeJob
+    from sigmerge.jobs.tokens import TokensJob
     from sigmerge.recipe.tokenizers import tokens_recipe
 
-    options = _options(how)
+    options, read = _options(how), None if text is None else Path(text)
     missing = {"method": method, "k": k, "metric": metric, "weights": weights,
                "subword": subword, "scale": scale}  # fmt: skip
     recipe = tokens_recipe(model, donor, missing, seed)
-    return _over_hub(recipe, lambda one: MergeJob(one, target(out), options), options)
+    return _over_hub(recipe, lambda one: TokensJob(one, target(out), options, read), options)
 
 
 @verb

@@ -43,6 +43,25 @@ class Merged(Part):
         return merged(self.out, self.plan, self.provenance)
 
 
+class TextRead(Part):
+    """How well a model predicts a text; bits per byte can be compared between tokenizers."""
+
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+
+
+class Tokens(Merged):
+    """A model with another tokenizer. `text` has what it and the model before it made of a text:
+    `before` and `after`."""
+
+    text: Mapping[str, TextRead] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        read = {name: one.as_json() for name, one in self.text.items()}
+        return {**super().as_json(), **({"text": read} if read else {})}
+
+
 class Profile(Part):
     """The conflict and the capacity of every layer, in depth order."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import sigmerge
 from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.checkpoints.token_pairs import paired
 from sigmerge.errors import SigmergeError
+from sigmerge.nano.files import POOL
+from tests.command_line import sigmerge as command
 from tests.jobs.test_vocabularies import EMBEDDING, HEAD, write_tokenizer
 from tests.pools import Weights, draw, read_weights, shapes, write_member
 
@@ -193,3 +196,37 @@ def test_tokens_are_matched_by_bytes_and_by_role(tmp_path: Path) -> None:
     assert paired(piece, piece_words, byte, byte_words) == {
         "▁the": 0, "é": 2, "<0x0A>": 3, "</s>": 4, "<0xC3>": 6, "▁▁": 5,
     }  # fmt: skip
+
+
+def test_a_text_is_read_before_and_after(tmp_path: Path) -> None:
+    """With the same tokens under other ids a model says the same."""
+    donor = Path(shutil.copytree(POOL / "reference", tmp_path / "donor"))
+    content = json.loads((donor / "tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    named = sorted(words, key=words.get)
+    content["model"]["vocab"] = {w: i for i, w in enumerate(named[:4] + named[4:][::-1])}
+    (donor / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "text.txt").write_text(" ".join(named[10:40]) + "\n")
+    done = sigmerge.tokens(POOL / "math", donor, tmp_path / "out", text=tmp_path / "text.txt")
+    before, after = done.text["before"], done.text["after"]
+    assert before.tokens == after.tokens == 29
+    assert after.bits_per_byte == pytest.approx(before.bits_per_byte, rel=1e-4)
+    assert after.perplexity == pytest.approx(before.perplexity, rel=1e-3)
+    old, new = read_weights(POOL / "math"), read_weights(tmp_path / "out")
+    assert not np.array_equal(old[EMBEDDING], new[EMBEDDING])
+    missing = sigmerge.tokens.plan(POOL / "math", donor, tmp_path / "x", text=tmp_path / "text.txt")
+    assert missing.steps
+    with pytest.raises(SigmergeError, match="no line of two words"):
+        (tmp_path / "text.txt").write_text("word\n")
+        sigmerge.tokens(POOL / "math", donor, tmp_path / "x", text=tmp_path / "text.txt")
+
+
+def test_mergekits_command(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    ran = command("mergekit", "tokensurgeon", *pair, tmp_path / "out", "-a", "common_interpolation",
+                  "-k", "4", "-c", "--batch-size", "8", "-bm", "yes")  # fmt: skip
+    assert ran.code == 0 and "byte-match is not needed" in ran.err, ran.err
+    sigmerge.tokens(*pair, tmp_path / "ours", method="knn", k=4, metric="cosine")
+    ours, made = read_weights(tmp_path / "ours"), read_weights(tmp_path / "out")
+    assert all(np.array_equal(ours[name], made[name]) for name in ours)
+    ran = command("mergekit", "tokensurgeon", *pair, tmp_path / "no", "-a", "stb", "--magikarp")
+    assert ran.code == 2 and "--magikarp, --approximation-method stb: is not there" in ran.err

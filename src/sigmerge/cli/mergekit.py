@@ -107,7 +107,7 @@ def moe(recipe: RecipeFile, out: OutFolder, flags: Flags) -> None:
     *WRITTEN, "seed", "strict", *READ, "allow_nonfinite", "rehash", *PUSHED, *WORKING,
     epilog=examples(
         "sigmerge tokens model/ donor/ out/ --dry-run", "sigmerge tokens model/ donor/ out/ --k 32",
-        "sigmerge tokens model/ donor/ out/ --method subword",
+        "sigmerge tokens model/ donor/ out/ --method subword --text sample.txt",
     ),
 )  # fmt: skip
 def tokens(
@@ -132,6 +132,10 @@ def tokens(
         Option(help="subword: what is made of the rows of a token's pieces."),
     ] = "mean",
     row_scale: Annotated[float, Option("--row-scale", help="A factor of all new rows.")] = 1.0,
+    text: Annotated[
+        Path | None,
+        Option("--text", help="Lines that the model reads before and after: bits per byte."),
+    ] = None,
 ) -> None:
     """Give a model the tokenizer of another.
 
@@ -144,7 +148,7 @@ def tokens(
 
     load_numpy()
     from sigmerge.checkpoints.remote import target
-    from sigmerge.jobs.merge import MergeJob
+    from sigmerge.jobs.tokens import TokensJob
     from sigmerge.recipe import load_recipe
     from sigmerge.recipe.tokenizers import tokens_recipe
 
@@ -152,8 +156,8 @@ def tokens(
                "subword": subword, "scale": row_scale}  # fmt: skip
     recipe = tokens_recipe(model, donor, missing, flags.seed or 0)
     loaded, place = load_recipe(recipe, strict=flags.strict, weights=False), target(out)
-    job_of = flags.over_hub(loaded, lambda one, how: MergeJob(one, place, how), place)
-    flags.emit_made(flags.run(job_of, goes_on=True), show.merged_lines)
+    job_of = flags.over_hub(loaded, lambda one, how: TokensJob(one, place, how, text), place)
+    flags.emit_made(flags.run(job_of, goes_on=True), show.tokens_lines)
 
 
 @command(

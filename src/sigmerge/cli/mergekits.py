@@ -337,6 +337,67 @@ def _found(model: str) -> Path:
     return download(model)
 
 
+_METHODS = {"common_interpolation": "knn", "subword": "subword", "mean": "mean", "zero": "zero",
+            "randn": "random", "omp": "omp"}  # fmt: skip
+_NO_METHODS = ("john_hewitt", "landmark_pca", "stb", "mp_rope")
+_WEIGHTS = {"distance_proportional": "distance", "barycentric": "barycentric",
+            "least_squares": "least_squares"}  # fmt: skip
+_WHERE = click.Choice(["lm_head", "embed", "yes", "no"])
+
+
+@_called(
+    "tokensurgeon", click.Argument(["model"]), click.Argument(["donor"]), _OUT,
+    click.Option(["-k", "--k"], type=click.IntRange(1), default=64, help="Rows of a new one."),
+    click.Option(["-c/-nc", "--cosine-similarity/--no-cosine-similarity"], default=False,
+                 help="Near is what has a like direction."),
+    click.Option(["-a", "--approximation-method", "method"], default="omp",
+                 type=click.Choice([*_METHODS, *_NO_METHODS]), help="How new rows are formed."),
+    click.Option(["-w", "--weight-scheme", "weights"], default="distance_proportional",
+                 type=click.Choice([*_WEIGHTS]), help="Coefficients of the nearest rows."),
+    click.Option(["-s", "--subword-method", "subword"], default="mean",
+                 type=click.Choice(["mean", "sum", "weighted_mean", "first_last"]),
+                 help="What is made of the rows of pieces."),
+    _idle("batch-size", "batches follow from the memory that they take", type=int),
+    click.Option(["-pm", "--prefix-match", "prefix"], default="no", type=_WHERE,
+                 help="Only `no` is there."),
+    _idle("byte-match", "tokens are always matched by their bytes", "-bm", type=_WHERE),
+    _flag("magikarp", "Not there."),
+    click.Option(["-nvn", "--new-vocab-noise", "noise"], type=float, help="Not there."),
+    click.Option(["-nvs", "--new-vocab-scale", "scale"], type=float, help="Factor of new rows."),
+    example="model/ donor/ out/ -k 64",
+)  # fmt: skip
+def _tokensurgeon(
+    options: MergeOptions,
+    model: str,
+    donor: str,
+    out_path: Path,
+    k: int,
+    cosine_similarity: bool,
+    method: str,
+    weights: str,
+    subword: Any,
+    prefix: str,
+    magikarp: bool,
+    noise: float | None,
+    scale: float | None,
+) -> None:
+    """A model with another's tokenizer, as mergekit-tokensurgeon makes it."""
+    from sigmerge.api import tokens
+    from sigmerge.errors import RecipeError
+
+    asked = {"--prefix-match": prefix != "no", "--magikarp": magikarp, "--new-vocab-noise": noise,
+             f"--approximation-method {method}": method in _NO_METHODS}  # fmt: skip
+    if lacking := [name for name, given in asked.items() if given]:
+        raise RecipeError(f"{', '.join(lacking)}: is not there; `sigmerge tokens` has omp, knn, "
+                          "subword, mean, zero and random.")  # fmt: skip
+    done = tokens(
+        model, donor, out_path, k=k, metric="cosine" if cosine_similarity else "euclidean",
+        method=_METHODS[method], weights=_WEIGHTS[weights], subword=subword,  # type: ignore[arg-type]
+        scale=scale or 1.0, seed=options.random_seed or 0, **options.keywords(),
+    )  # fmt: skip
+    _emit(options, done, show.tokens_lines)
+
+
 @_called(
     "layershuffle", _OUT,
     click.Option(["-m", "--model", "models"], multiple=True, required=True, help="A model."),

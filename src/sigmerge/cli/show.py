@@ -295,6 +295,16 @@ def merged_lines(result: Any) -> Iterator[str]:
     yield from (f"warning: {text}" for text in plan.warnings)
 
 
+def tokens_lines(result: Any) -> Iterator[str]:
+    """A model with another tokenizer, and how it reads a text."""
+    yield from merged_lines(result)
+    for name, read in result.text.items():
+        yield (
+            f"{name}: {read.bits_per_byte:.3f} bits per byte, perplexity {read.perplexity:.2f} "
+            f"({read.tokens} tokens)"
+        )
+
+
 def guard_lines(guard: Any) -> Iterator[str]:
     if guard is not None and guard.after is not None:
         yield (
