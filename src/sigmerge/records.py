@@ -172,13 +172,9 @@ class PlanSlice(Part):
     module: str | None = None
 
 
-class TriedUpdate(Part):
+class TriedUpdate(TunedRepair):
     """A repair that `calibrate:` tried; `anchor` is the factor of the anchor's weights."""
 
-    update: Literal["add", "replace"]
-    scale: float
-    capacity: tuple[float, ...] = ()
-    shares: DomainScores = {}
     anchor: float = 1.0
     scores: DomainScores
     mean: float

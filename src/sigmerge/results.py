@@ -74,16 +74,10 @@ class Profile(Part):
     warnings: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Drawn
+        from sigmerge.pages.figures import drawn
         from sigmerge.pages.notebook import profile
 
-        measured = Drawn(
-            views=self.views,
-            conflict=self.conflict,
-            capacity=self.capacity,
-            coordinates=self.coordinates,
-        )
-        return profile(measured, self.warnings)
+        return profile(drawn(self), self.warnings)
 
 
 class Deficits(Part):
@@ -97,11 +91,10 @@ class Deficits(Part):
     missing: Mapping[str, tuple[str, ...]] = {}
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Drawn
+        from sigmerge.pages.figures import drawn
         from sigmerge.pages.notebook import deficits
 
-        measured = Drawn(domains=self.domains, deficit=self.deficit, share=self.share)
-        return deficits(measured, self.anchor, self.missing)
+        return deficits(drawn(self), self.anchor, self.missing)
 
 
 class RunResult(RunRecord):

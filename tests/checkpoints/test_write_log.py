@@ -14,7 +14,7 @@ import pytest
 
 from sigmerge._native import checksum
 from sigmerge.checkpoints import write_log
-from sigmerge.checkpoints.write_log import ShardBytes, Written
+from sigmerge.checkpoints.write_log import Slot, Written
 from sigmerge.files import digests, safe_open
 
 HEADER, SIZES = 5, {"a": 9, "b": 0, "c": 40, "d": 16, "e": 1, "f": 9, "g": 17, "h": 14, "i": 3}
@@ -35,12 +35,10 @@ def short_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @contextmanager
-def opened(
-    file: Path, durable: bool = False
-) -> Iterator[tuple[Written, dict[str, ShardBytes], int]]:
+def opened(file: Path, durable: bool = False) -> Iterator[tuple[Written, dict[str, Slot], int]]:
     places, at = {}, HEADER
     for name, size in SIZES.items():
-        places[name], at = ShardBytes(0, at, size), at + size
+        places[name], at = Slot(0, at, "U8", size), at + size
     handle = os.open(file, os.O_CREAT | os.O_RDWR)
     os.pwrite(handle, b"\1" * HEADER, 0)
     os.ftruncate(handle, at)
@@ -52,7 +50,7 @@ def opened(
         os.close(handle)
 
 
-def put(made: Written, place: ShardBytes, handle: int, name: str, content: bytes) -> None:
+def put(made: Written, place: Slot, handle: int, name: str, content: bytes) -> None:
     os.pwrite(handle, content, place.begin)
     made.note(name, 0, len(content), checksum(memoryview(content)))
     made.fresh([name])
@@ -90,7 +88,7 @@ class AtOnce:
         pass
 
 
-def runs_of(place: ShardBytes) -> set[int]:
+def runs_of(place: Slot) -> set[int]:
     """Where the runs begin that hold a byte of a tensor, byte by byte."""
     return {byte // 16 * 16 for byte in range(place.begin, place.begin + place.nbytes)}
 
@@ -202,7 +200,7 @@ def test_a_header_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
     """Here no tensor has a byte in the file."""
     handle = os.open(tmp_path / "shard", os.O_CREAT | os.O_RDWR)
     os.ftruncate(handle, 20)
-    made = Written({"a": ShardBytes(0, 20, 0)}, [handle], [20])
+    made = Written({"a": Slot(0, 20, "U8", 0)}, [handle], [20])
     made.note("a", 0, 0, 0)
     with ThreadPoolExecutor(1) as pool:
         assert made.read_back(pool)[0] == []
@@ -231,7 +229,7 @@ def test_every_shard_has_the_digest_that_its_own_length_asks_for(
     for file, size in zip(shards, sizes, strict=True):
         file.write_bytes(bytes(range(size)))
     handles = [os.open(file, os.O_RDWR) for file in shards]
-    places = {file.name: ShardBytes(i, 0, sizes[i]) for i, file in enumerate(shards)}
+    places = {file.name: Slot(i, 0, "U8", sizes[i]) for i, file in enumerate(shards)}
     made = Written(places, handles, sizes)
     for file, place, handle in zip(shards, places.values(), handles, strict=True):
         put(made, place, handle, file.name, file.read_bytes())

@@ -158,10 +158,10 @@ def test_a_garbled_note_of_scores_is_made_again(
 
     def measure(folder: Path) -> MeasuredScores:
         calls.append(folder)
-        return MeasuredScores({"math": 0.5}, {})
+        return MeasuredScores({"math": 0.5})
 
     scorer = CheckpointScorer("counted", measure, lambda _: ScoredBy({"by": damage}), keeps=True)
-    assert scorer(pool.reference) == scorer(pool.reference) == MeasuredScores({"math": 0.5}, {})
+    assert scorer(pool.reference) == scorer(pool.reference) == MeasuredScores({"math": 0.5})
     assert len(calls) == 1
     [note] = kept_root().glob("score/*/*.json")
     GARBLED[damage](note)
@@ -175,7 +175,7 @@ def test_scores_whose_cache_cannot_be_written(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "file/cache"))
     pool = make_pool(tmp_path / "pool", experts=1)
-    measured = MeasuredScores({"math": 0.5}, {})
+    measured = MeasuredScores({"math": 0.5})
     scorer = CheckpointScorer("kept", lambda _: measured, lambda _: ScoredBy(), keeps=True)
     assert scorer(pool.reference).scores == {"math": 0.5}
 

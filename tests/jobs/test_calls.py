@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sigmerge.errors import ScoreError
 from sigmerge.jobs.calls import Calls, decided_section, experts_of, target_of
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.scores import Answered
+from sigmerge.jobs.scores import MeasuredScores
 from sigmerge.method.calibration import RepairProposal
-from sigmerge.method.objective import Answer, Objective
+from sigmerge.method.objective import Objective
 from sigmerge.method.tuning import Proposal
 
 DOMAINS = ("math", "code")
@@ -31,22 +30,18 @@ class Measured:
         self.table, self.kept = table, {*kept}
         self.asked: list[float] = []
 
-    def candidate(self, recipe: Mapping[str, Any]) -> Answered:
+    def candidate(self, recipe: Mapping[str, Any]) -> MeasuredScores:
         weight = recipe["models"][0]["parameters"]["weight"]
         self.asked.append(weight)
-        return self._answered(self.table[weight], weight in self.kept)
+        return self._measured(self.table[weight], weight in self.kept)
 
-    def folder(self, folder: Path) -> Answered:
-        return self._answered(self.table[float(folder.name)], False)
+    def folder(self, folder: Path) -> MeasuredScores:
+        return self._measured(self.table[float(folder.name)], False)
 
-    def _answered(self, scores: tuple[float, float], found: bool) -> Answered:
-        worth = {d: [1.0] * round(ITEMS * q) + [0.0] * round(ITEMS * (1 - q))
+    def _measured(self, scores: tuple[float, float], found: bool) -> MeasuredScores:
+        items = {d: [[1.0] * round(ITEMS * q) + [0.0] * round(ITEMS * (1 - q))]
                  for d, q in zip(DOMAINS, scores, strict=True)}  # fmt: skip
-        return Answered(dict(zip(DOMAINS, scores, strict=True)), worth, 1.0, found)
-
-    def answer(self, found: Answered) -> Answer:
-        assert found.worth is not None
-        return Answer(found.scores, {d: [np.array(w)] for d, w in found.worth.items()})
+        return MeasuredScores(dict(zip(DOMAINS, scores, strict=True)), items, 1.0, found=found)
 
 
 def recipe_of(proposal: Proposal) -> dict[str, Any]:
@@ -123,7 +118,7 @@ def test_scores_of_no_use_are_named_by_their_call() -> None:
 def test_experts_are_checked_all_at_once() -> None:
     measured = Measured({0.1: (0.9, 0.2), 0.2: (0.3, 0.8), 0.3: (1.5, 0.8), 0.4: (-1.0, 0.0)})
 
-    def scored(math: str, code: str) -> dict[str, Answered]:
+    def scored(math: str, code: str) -> dict[str, MeasuredScores]:
         folders = {"math": Path(math), "code": Path(code)}
         return experts_of(folders, measured, "own", Options(threads=1))  # type: ignore[arg-type]
 
@@ -145,10 +140,10 @@ def test_a_log_has_a_line_for_each_expert_and_call(tmp_path: Path) -> None:
     repair = RepairProposal("add", 0.6, (0.1, 0.2), (0.75, 0.25), 1.0)
     calls.ask(plain(0.1))
     calls.ask([Proposal("linear", (0.2, 0.5), repair)])
-    calls.write(tmp_path / "log", {"seed": 7}, {"math": Answered({"math": 1.0}, None, 2.0)})
+    calls.write(tmp_path / "log", {"seed": 7}, {"math": MeasuredScores({"math": 1.0})})
     about, expert, first, second = map(json.loads, (tmp_path / "log").read_text().splitlines())
     assert about == {"seed": 7}
-    assert expert == {"expert": "math", "scores": {"math": 1.0}, "answers": None}
+    assert expert == {"expert": "math", "scores": {"math": 1.0}, "answers": {}}
     assert first["call"] == 0 and first["candidate"]["repair"] is None
     assert second["candidate"]["weights"] == [0.2, 0.5] and second["error"] > 0
     assert second["candidate"]["repair"] == decided_section(calls.proposals[1], DOMAINS, 7)

@@ -146,7 +146,7 @@ def counted(
     """A scorer whose scores are kept by what it is given."""
 
     def measured(folder: Path) -> MeasuredScores:
-        return MeasuredScores(measure(folder), {}, seconds=1.0)
+        return MeasuredScores(measure(folder), seconds=1.0)
 
     return CheckpointScorer("counted", measured, lambda _: by(), keeps=True, **more)
 

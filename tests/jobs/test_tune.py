@@ -82,7 +82,7 @@ def test_the_log_has_every_call(whole: Path) -> None:
     calls = rest[3:]
     assert [r["call"] for r in calls] == list(range(len(calls)))
     for record in calls:
-        means = {d: np.mean(answers) for d, answers in record["answers"].items()}
+        means = {d: np.mean(*answers) for d, answers in record["answers"].items()}
         assert record["scores"] == pytest.approx(means)
     result = read(TuneRecord, whole / "tune.json")
     assert [c.scores for c in result.calls] == [r["scores"] for r in calls]
@@ -114,7 +114,7 @@ def test_answers_may_be_worth_a_part(pool: PoolOnDisk, tmp_path: Path) -> None:
     settings = TuneSection(calls=5, anchors=["task_arithmetic"])
     result = run(pool, tmp_path / "out", scorer=Partly(pool.root, DOMAINS), settings=settings)
     calls = [r for r in recorded(tmp_path / "out") if "call" in r]
-    worth = np.array([[r["answers"][d] for d in DOMAINS] for r in calls])
+    worth = np.array([[r["answers"][d][0] for d in DOMAINS] for r in calls])
     assert ((worth > 0) & (worth < 1)).any()
     assert [list(c.scores.values()) for c in result.calls] == pytest.approx(worth.mean(2))
     values = worth.mean((1, 2))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sigmerge._native import ReadFailed, read_summed
+from sigmerge.checkpoints.header import ITEM_SIZE
 from sigmerge.core import Array
 from sigmerge.core.buffers import room
 from sigmerge.files.digests import combined, leaf_rule
@@ -42,12 +43,17 @@ WrittenPiece = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class ShardBytes:
-    """The bytes of a tensor in a shard."""
+class Slot:
+    """Where a tensor goes: shard number and absolute position of its first byte."""
 
     shard: int
     begin: int
-    nbytes: int
+    dtype: str
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * ITEM_SIZE[self.dtype]
 
 
 @dataclass
@@ -62,7 +68,7 @@ class Written:
 
     def __init__(
         self,
-        places: dict[str, ShardBytes],
+        places: dict[str, Slot],
         handles: Sequence[int],
         sizes: Sequence[int],
         *,
@@ -195,7 +201,7 @@ class Written:
             return None
         return b"".join(leaves), totals.tolist()
 
-    def _intact(self, place: ShardBytes, piece: Sequence[int]) -> bool:
+    def _intact(self, place: Slot, piece: Sequence[int]) -> bool:
         at, nbytes, wanted = piece
         begin, totals = place.begin + at, np.zeros(1, np.uint64)
         end = begin + nbytes
@@ -257,7 +263,7 @@ def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:
 class _Disk:
     """Gives the disk runs of shards, each once all tensors in it are complete."""
 
-    def __init__(self, places: dict[str, ShardBytes], handles: Sequence[int]) -> None:
+    def __init__(self, places: dict[str, Slot], handles: Sequence[int]) -> None:
         self._handles = handles
         self._runs = {
             name: [(at.shard, n) for n in _touched(at.begin, at.begin + at.nbytes, GIVEN)]

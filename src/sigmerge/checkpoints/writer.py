@@ -38,7 +38,7 @@ from sigmerge.checkpoints.publishing import (
     sync_tree,
 )
 from sigmerge.checkpoints.remote import target_url, upload
-from sigmerge.checkpoints.write_log import ShardBytes, Written
+from sigmerge.checkpoints.write_log import Slot, Written
 from sigmerge.core.dtypes import FilePlace
 from sigmerge.errors import ChangedInput, OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.digests import digest_now
@@ -69,20 +69,6 @@ def parse_size(text: str) -> int:
     if not found or found[2].upper() not in _UNITS or float(found[1]) <= 0:
         raise RecipeError(f"{text!r} is not a size; write 5GB, 200MiB or a number of bytes.")
     return int(float(found[1]) * _UNITS[found[2].upper()])
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where a tensor goes: shard number and absolute position of its first byte."""
-
-    shard: int
-    begin: int
-    dtype: str
-    size: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * ITEM_SIZE[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -469,8 +455,9 @@ class Output:
             self._journal = Journal(file, header, [_RECORD], durable=False)
         self._journal_stack.enter_context(self._journal)
         self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
-        places = {n: ShardBytes(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
-        self._written = Written(places, self._files, self.layout.sizes, durable=self.durable)
+        self._written = Written(
+            self.layout.slots, self._files, self.layout.sizes, durable=self.durable
+        )
         self._stack.callback(self._written.close)
         self.done: dict[str, Any] = self._resumed()
 

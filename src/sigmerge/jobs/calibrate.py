@@ -21,7 +21,7 @@ from sigmerge.files.safe_open import remove
 from sigmerge.jobs.calls import Calls, decided_section, target_of
 from sigmerge.jobs.candidates import KeptMeasure, measure_of
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.scores import Look, ScoreFunction
+from sigmerge.jobs.scores import MeasuredScores, ScoreFunction
 from sigmerge.jobs.strategies import Setup, calibrate
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.method.objective import Answer, Vector
@@ -47,7 +47,7 @@ class Calibrated:
     level: float
     recipe: Mapping[str, Any]
     stopped: str
-    looks: tuple[Look, ...] = ()
+    looks: tuple[MeasuredScores, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class CalibrateJob:
         """What the stored anchor answers; its scores, where single answers are not known."""
         if not measure.items:
             return Answer({d: self.table.anchor[d] for d in self.recipe.experts})
-        return measure.answer(measure.folder(self.stored.path))
+        return measure.folder(self.stored.path).answer
 
     def _candidate(self, proposal: Proposal) -> dict[str, Any]:
         """The recipe of a candidate; the stored anchor is not made again."""

@@ -18,7 +18,7 @@ from sigmerge.errors import ScoreError
 from sigmerge.files.documents import write_lines
 from sigmerge.jobs.candidates import KeptMeasure, Measure
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.scores import Answered
+from sigmerge.jobs.scores import MeasuredScores
 from sigmerge.method import deficit
 from sigmerge.method.deficit import Reference
 from sigmerge.method.objective import Answer, Merit, Objective, Vector, amount
@@ -28,11 +28,11 @@ from sigmerge.records import TuneCall, TunedRepair
 
 def experts_of(
     folders: Mapping[str, Path], measure: KeptMeasure, reference: Reference, options: Options
-) -> dict[str, Answered]:
+) -> dict[str, MeasuredScores]:
     """The scores of the experts, checked."""
     domains = list(folders)
     zeros = dict.fromkeys(domains, 0.0)
-    found: dict[str, Answered] = {}
+    found: dict[str, MeasuredScores] = {}
     wrong: list[str] = []
     for done, (name, folder) in enumerate(folders.items()):
         options.progress("scoring experts", done, len(folders))
@@ -65,7 +65,7 @@ class Calls:
     options: Options
     stage: str
     made: list[TuneCall] = field(default_factory=list)
-    found: list[Answered] = field(default_factory=list)
+    found: list[MeasuredScores] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
     best: int = 0
@@ -83,7 +83,7 @@ class Calls:
         recipes = [self.recipe_of(proposal) for proposal in proposals]
         dense = all(proposal.repair is None for proposal in proposals)
         together = len(recipes) if dense and self.measure.side_by_side else 1
-        answered: list[Answered] = []
+        answered: list[MeasuredScores] = []
         with Workers(max(1, min(together, self.options.threads))) as team:
             measured = self._measured(team, recipes, first, apart=together > 1)
             for index, found in enumerate(measured, first):
@@ -107,12 +107,15 @@ class Calls:
         return best
 
     def write(
-        self, file: Path, about: Mapping[str, Any], experts: Mapping[str, Answered] | None = None
+        self,
+        file: Path,
+        about: Mapping[str, Any],
+        experts: Mapping[str, MeasuredScores] | None = None,
     ) -> None:
         """Write one line for each call and its scores, for people: nothing reads it again."""
         lines = [dict(about)]
         lines += [
-            {"expert": name, "scores": each.scores, "answers": each.worth}
+            {"expert": name, "scores": each.scores, "answers": each.items}
             for name, each in (experts or {}).items()
         ]
         lines += [
@@ -120,7 +123,7 @@ class Calls:
                 "call": call.call,
                 "candidate": _identity(self.recipe(call.call)),
                 "scores": found.scores,
-                "answers": found.worth,
+                "answers": found.items,
                 "error": call.error,
             }
             for call, found in zip(self.made, self.found, strict=True)
@@ -129,7 +132,7 @@ class Calls:
 
     def _measured(
         self, team: Workers, recipes: Sequence[Mapping[str, Any]], first: int, *, apart: bool
-    ) -> Iterator[Answered]:
+    ) -> Iterator[MeasuredScores]:
         """Scores of candidates in order, computed by threads or by tasks of a cluster."""
         cluster = self.options.cluster
         if cluster is None or not apart:
@@ -156,9 +159,9 @@ class Calls:
                 [p.replace("anchor.", f"call {index}: ", 1) for p in problems],
             )
 
-    def _taken(self, proposal: Proposal, found: Answered, before: Answer | None) -> None:
+    def _taken(self, proposal: Proposal, found: MeasuredScores, before: Answer | None) -> None:
         """Count a call: its merit, and whether it is the best so far."""
-        index, answer = len(self.made), self.measure.answer(found)
+        index, answer = len(self.made), found.answer
         self.found.append(found)
         self.answers.append(answer)
         self.proposals.append(proposal)
@@ -187,7 +190,7 @@ class Calls:
         return self.objective.merit(domains, scores, tuple(self.target.values()))
 
 
-def _measured(measure: Measure, numbered: tuple[int, Mapping[str, Any]]) -> Answered:
+def _measured(measure: Measure, numbered: tuple[int, Mapping[str, Any]]) -> MeasuredScores:
     return measure.recipe(numbered[1])
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-
 from sigmerge import kept
 from sigmerge.checkpoints.declared import checkpoint_files, files_around
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
@@ -28,9 +26,7 @@ from sigmerge.jobs.occupancy import claim_into, write_candidate
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import (
     BY,
-    Answered,
     CheckpointScorer,
-    Look,
     MeasuredScores,
     ScoreFunction,
     is_still,
@@ -42,7 +38,6 @@ from sigmerge.jobs.scores import (
 from sigmerge.kept import Derivation, Given, Inputs
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.method.deficit import check_scores
-from sigmerge.method.objective import Answer
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 
@@ -74,13 +69,11 @@ class Measure(Protocol):
     def by(self) -> ScoredBy | None:
         """What decides the scores besides the recipe; None if it cannot be identified."""
 
-    def recipe(self, recipe: Mapping[str, Any]) -> Answered:
+    def recipe(self, recipe: Mapping[str, Any]) -> MeasuredScores:
         """Make a candidate and score it."""
 
-    def folder(self, folder: Path) -> Answered:
+    def folder(self, folder: Path) -> MeasuredScores:
         """The score of a stored checkpoint, which is kept."""
-
-    def answer(self, found: Answered) -> Answer: ...
 
 
 class KeptMeasure:
@@ -91,33 +84,35 @@ class KeptMeasure:
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
-        self.looks: list[Look] = []
-        self.name, self.items, self.answer = measure.name, measure.items, measure.answer
+        self.looks: list[MeasuredScores] = []
+        self.name, self.items = measure.name, measure.items
 
     @property
     def side_by_side(self) -> bool:
         return self.measure.side_by_side
 
-    def folder(self, folder: Path) -> Answered:
+    def folder(self, folder: Path) -> MeasuredScores:
         """The scores of a stored checkpoint."""
         meter = Meter()
         return self._looked(self.measure.folder(folder), meter)
 
-    def candidate(self, recipe: Mapping[str, Any]) -> Answered:
+    def candidate(self, recipe: Mapping[str, Any]) -> MeasuredScores:
         """The scores of a candidate: kept, or made now."""
         return self._got(recipe, lambda: self.measure.recipe(recipe))
 
-    def known(self, recipe: Mapping[str, Any]) -> Answered | None:
+    def known(self, recipe: Mapping[str, Any]) -> MeasuredScores | None:
         """The scores of a candidate, if they are kept."""
         by = self.measure.by()
         entry = None if by is None else kept.look(self._wanted(recipe, by))
-        return None if entry is None else self._looked(Answered.of(entry), Meter())
+        return None if entry is None else self._looked(MeasuredScores.of(entry), Meter())
 
-    def put(self, recipe: Mapping[str, Any], found: Answered) -> Answered:
+    def put(self, recipe: Mapping[str, Any], found: MeasuredScores) -> MeasuredScores:
         """Cache the scores of a candidate that were computed elsewhere."""
         return self._got(recipe, lambda: found)
 
-    def _got(self, recipe: Mapping[str, Any], score: Callable[[], Answered]) -> Answered:
+    def _got(
+        self, recipe: Mapping[str, Any], score: Callable[[], MeasuredScores]
+    ) -> MeasuredScores:
         meter, by = Meter(), self.measure.by()
         if by is None:
             return self._looked(score(), meter)
@@ -126,7 +121,7 @@ class KeptMeasure:
             found = score()
             return found.to_keep(is_still(by, self.measure.by()) and self._usable(found.scores))
 
-        return self._looked(Answered.of(kept.get(self._wanted(recipe, by), make)), meter)
+        return self._looked(MeasuredScores.of(kept.get(self._wanted(recipe, by), make)), meter)
 
     def _usable(self, scores: Mapping[str, float]) -> bool:
         domains = list(self.measure.pool.experts)
@@ -145,9 +140,9 @@ class KeptMeasure:
             volatile=(BY,),
         )
 
-    def _looked(self, found: Answered, meter: Meter) -> Answered:
+    def _looked(self, found: MeasuredScores, meter: Meter) -> MeasuredScores:
         waited = meter.wall_seconds if found.found else found.seconds
-        self.looks.append(Look(found.seconds, waited, sum(self.items.values()) or None))
+        self.looks.append(replace(found, waited=waited))
         return found
 
 
@@ -278,7 +273,7 @@ class StoredMeasure:
     def by(self) -> ScoredBy | None:
         return self.scorer.by(self.pool.layout.path)
 
-    def recipe(self, recipe: Mapping[str, Any]) -> Answered:
+    def recipe(self, recipe: Mapping[str, Any]) -> MeasuredScores:
         loaded = load_recipe(recipe)
         remove(self.place)
         if loaded.repair is None:
@@ -291,18 +286,12 @@ class StoredMeasure:
         finally:
             remove(self.place)
 
-    def folder(self, folder: Path) -> Answered:
+    def folder(self, folder: Path) -> MeasuredScores:
         return self._counted(self.scorer(folder))
 
-    def _counted(self, measured: MeasuredScores) -> Answered:
-        found = measured.answered
-        self.items.update({domain: len(each) for domain, each in (found.worth or {}).items()})
-        return found
-
-    def answer(self, found: Answered) -> Answer:
-        if found.worth is None:
-            return Answer(found.scores)
-        return Answer(found.scores, {d: [np.array(w)] for d, w in found.worth.items()})
+    def _counted(self, measured: MeasuredScores) -> MeasuredScores:
+        self.items.update({d: sum(map(len, each)) for d, each in measured.items.items()})
+        return measured
 
 
 class MemoryMeasure:
@@ -354,25 +343,17 @@ class MemoryMeasure:
         asked = {name: [question.id for question in each] for name, each in self.questions.items()}
         return replace(found, settings={**found.settings, "questions": content_key([asked])})
 
-    def recipe(self, recipe: Mapping[str, Any]) -> Answered:
+    def recipe(self, recipe: Mapping[str, Any]) -> MeasuredScores:
         return self._asked(self.weights(recipe))
 
-    def folder(self, folder: Path) -> Answered:
-        def ask(shown: Path) -> Answered:
+    def folder(self, folder: Path) -> MeasuredScores:
+        def ask(shown: Path) -> MeasuredScores:
             return self._asked(stored_weights(open_checkpoint(shown)))
 
         by = self.by()
         if by is None:
             return ask(folder)
         return kept_score(folder, by, ask, lambda _: is_still(by, self.by()), allow_pickle=False)
-
-    def answer(self, found: Answered) -> Answer:
-        assert found.worth is not None
-        marks = {
-            domain: [np.array(found.worth[b], np.float64) for b in marks]
-            for domain, marks in self.domains.items()
-        }
-        return Answer(found.scores, marks)
 
     def weights(self, recipe: Mapping[str, Any]) -> Weights:
         """The weights that the recipe's folder would hold."""
@@ -392,16 +373,15 @@ class MemoryMeasure:
         claim_into(job, memory, self.options)
         return memory.weights
 
-    def _asked(self, weights: Weights) -> Answered:
+    def _asked(self, weights: Weights) -> MeasuredScores:
         flat = [question for each in self.questions.values() for question in each]
         meter = Meter()
         answers = iter(self.scorer(weights, flat))
         seconds = meter.wall_seconds
         worth = {name: [next(answers) for _ in each] for name, each in self.questions.items()}
-        scores = {
-            domain: fmean(fmean(worth[b]) for b in marks) for domain, marks in self.domains.items()
-        }
-        return Answered(scores, worth, seconds)
+        items = {domain: [worth[b] for b in marks] for domain, marks in self.domains.items()}
+        scores = {domain: fmean(map(fmean, marks)) for domain, marks in items.items()}
+        return MeasuredScores(scores, items, seconds)
 
 
 def scored_by(scorer: CandidateScorer) -> ScoredBy | None:

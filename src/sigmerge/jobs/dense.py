@@ -28,7 +28,7 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint, hashed_again
 from sigmerge.checkpoints.pool import PoolMembers, kept_numbers, twins
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
-from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout, plan_parts
+from sigmerge.checkpoints.writer import Layout, Output, plan_layout, plan_parts
 from sigmerge.core import TILE
 from sigmerge.core.dtypes import STORAGE, is_finite
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
@@ -218,9 +218,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         (name, dtypes[name], stored.shape)
         for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
     ]
-    shard = options.max_shard_size
-    most = None if shard is None else parse_size(shard)
-    parts = pool.layout.parts
+    parts, most = pool.layout.parts, options.max_shard_bytes
     layout = plan_parts(tensors, parts, most) if parts else plan_layout(tensors, most)
     exemplars, to_capture, keys, solved_on = {}, {}, {}, "cpu"
     if operator.solves and options.device != "cpu":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,23 +13,15 @@ from sigmerge.checkpoints.writer import mirror_layout
 from sigmerge.errors import RecipeError
 from sigmerge.jobs.occupancy import OccupancyJob
 from sigmerge.jobs.pools import block_sites
-from sigmerge.method import budget
+from sigmerge.method.budget import ClaimPlan, claim_plan
+from sigmerge.method.controls import Allocation
 from sigmerge.method.occupancy import Update
 from sigmerge.recipe.scored import RepairSection
 from sigmerge.records import RepairPlan, Round
 
 
-@dataclass(frozen=True)
-class Decided:
-    """What a recipe's own shares and capacity claim."""
-
-    turn: Round
-    capacity: tuple[float, ...]
-    coordinates: tuple[int, ...]
-
-
-def decide(section: RepairSection, pool: PoolMembers) -> Decided:
-    """The quotas of a repair: section that gives shares and capacity; RecipeError if too many."""
+def decide(section: RepairSection, pool: PoolMembers) -> ClaimPlan:
+    """The claims of a repair: section that gives shares and capacity; RecipeError if too many."""
     assert section.shares is not None and section.capacity is not None
     domains = tuple(pool.experts)
     coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
@@ -40,22 +32,34 @@ def decide(section: RepairSection, pool: PoolMembers) -> Decided:
             f"repair.capacity: has {capacity.size} numbers for {coordinates.size} layers."
         )
     share = np.array([section.shares.get(domain, 0.0) for domain in domains])
-    quota = budget.quotas(capacity, share, coordinates)
-    if problems := budget.infeasible(quota, coordinates):
-        raise RecipeError("The quotas do not fit; lower repair.capacity.", problems)
-    turn = Round(
-        order=tuple(domains[d] for d in budget.claim_order(share)),
-        quota=tuple(map(tuple, quota.tolist())),
-        share=dict(zip(domains, share.tolist(), strict=True)),
+    return claim_plan(domains, capacity, share, coordinates)
+
+
+def round_of(found: ClaimPlan) -> Round:
+    """The claims of one round as a plan has them, with the deficits if any were measured."""
+    by_domain = partial(zip, found.domains, strict=True)
+    return Round(
+        order=found.order,
+        quota=tuple(map(tuple, found.quota.tolist())),
+        deficit=dict(by_domain(found.deficit.tolist())) if isinstance(found, Allocation) else {},
+        share=dict(by_domain(found.share.tolist())),
     )
-    return Decided(turn, tuple(capacity.tolist()), tuple(coordinates.tolist()))
+
+
+def planned(found: ClaimPlan) -> dict[str, Any]:
+    """The claims of a first round, under the names of a plan."""
+    return {
+        **dict(round_of(found)),
+        "capacity": tuple(found.capacity.tolist()),
+        "coordinates": tuple(found.coordinates.tolist()),
+    }
 
 
 def decided_job(section: RepairSection, pool: PoolMembers, anchor: Checkpoint) -> OccupancyJob:
     """The repair of an anchor by such a section."""
     assert not isinstance(section.scale, str)
     update = Update(section.scale, section.update, seed=section.seed)
-    rounds = (decide(section, pool).turn,)
+    rounds = (round_of(decide(section, pool)),)
     return OccupancyJob(pool, anchor, rounds, update, None, mirror_layout(anchor))
 
 
@@ -73,5 +77,5 @@ def decided_of(plan: RepairPlan, pool: PoolMembers) -> dict[str, Any] | None:
         "guard": "off",
         "seed": plan.seed,
     }
-    turn = decide(RepairSection.model_validate(given), pool).turn
+    turn = round_of(decide(RepairSection.model_validate(given), pool))
     return given if (turn.order, turn.quota) == (plan.order, plan.quota) else None

@@ -27,7 +27,7 @@ from sigmerge.jobs.candidates import KeptMeasure, measure_of, same_files
 from sigmerge.jobs.dense import plan_dense, run_dense
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_repair_pool, require_whole
-from sigmerge.jobs.scores import Answered, ScoreFunction, check_domains
+from sigmerge.jobs.scores import MeasuredScores, ScoreFunction, check_domains
 from sigmerge.jobs.steps import GuideStep
 from sigmerge.jobs.strategies import Setup, guide
 from sigmerge.jobs.work_folder import WINNER, hidden, list_records
@@ -151,7 +151,7 @@ class GuideJob:
             provenance=provenance.model_copy(update=spent),
         )
 
-    def _guided(self, measure: KeptMeasure) -> tuple[Calls, dict[str, Answered], int]:
+    def _guided(self, measure: KeptMeasure) -> tuple[Calls, dict[str, MeasuredScores], int]:
         """The calls, the experts' scores, and which of the calls to take."""
         folders, options = self.recipe.experts, self.options
         experts = experts_of(folders, measure, self.reference, options)

@@ -26,7 +26,7 @@ from sigmerge.checkpoints.mixture import (
 )
 from sigmerge.checkpoints.pool import PoolMembers, open_members
 from sigmerge.checkpoints.publishing import check_space, check_target, real_target
-from sigmerge.checkpoints.writer import parse_size, plan_layout
+from sigmerge.checkpoints.writer import plan_layout
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES
 from sigmerge.errors import PoolError, require
 from sigmerge.jobs.dense import DenseJob, run_dense
@@ -156,13 +156,12 @@ def _dense(recipe: MixtureRecipe, opened: _Opened, options: Options) -> DenseJob
         (name, written if tensor.floating else tensor.dtype, tensor.shape)
         for name, tensor in sorted(made.layout.tensors.items(), key=lambda one: natural(one[0]))
     ]
-    shard = options.max_shard_size
     experts = {
         name: replace(opened.members[name], tensors=tensors)
         for name, tensors in made.tensors.items()
     }
     pool = PoolMembers(None, experts, output=made.layout)
-    layout = plan_layout(specs, None if shard is None else parse_size(shard))
+    layout = plan_layout(specs, options.max_shard_bytes)
     operator = SideBySide(opened.family.title, len(recipe.experts), recipe.per_token)
     return DenseJob(_as_recipe(recipe, operator, opened.notes, written), operator, pool,
                     dict(sorted(sites.items())), layout,

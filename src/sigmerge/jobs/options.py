@@ -64,6 +64,12 @@ class Options:
         return connect(self.address, self.threads, gpu=self.device != "cpu")
 
     @property
+    def max_shard_bytes(self) -> int | None:
+        from sigmerge.checkpoints.writer import parse_size
+
+        return None if self.max_shard_size is None else parse_size(self.max_shard_size)
+
+    @property
     def in_a_task(self) -> Options:
         """A copy for use inside a Ray task: local engine, no progress output."""
         threads = self.threads if self.engine == "local" else min(self.threads, CORES)

@@ -24,7 +24,7 @@ from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.files.safe_open import remove
 from sigmerge.files.yaml_documents import as_yaml, read_yaml
 from sigmerge.jobs.dense import plan_dense, run_dense
-from sigmerge.jobs.fixed_repair import decide, decided_of
+from sigmerge.jobs.fixed_repair import decide, decided_of, planned, round_of
 from sigmerge.jobs.occupancy import (
     Guard,
     OccupancyJob,
@@ -67,7 +67,6 @@ from sigmerge.records import (
     GuardVerdict,
     Member,
     RepairPlan,
-    Round,
     ScoreTable,
     read_plan,
 )
@@ -228,17 +227,12 @@ class RepairJob:
     def _decided_plan(self, pool: PoolMembers, stored: Checkpoint) -> RepairPlan:
         """The plan of a recipe that gives shares and capacity; nothing is measured."""
         recipe, section = self.recipe, self.section
-        decided = decide(section, pool)
         assert not isinstance(section.scale, str)
         return RepairPlan(
             **self._named(pool, stored),
             domains=tuple(pool.experts),
             seed=section.seed,
-            capacity=decided.capacity,
-            share=decided.turn.share,
-            order=decided.turn.order,
-            coordinates=decided.coordinates,
-            quota=decided.turn.quota,
+            **planned(decide(section, pool)),
             selection="magnitude",
             update=section.update,
             scale=section.scale,
@@ -267,12 +261,7 @@ class RepairJob:
             c_max=allocation.c_max,
             views={name: tuple(view.tolist()) for name, view in allocation.views.items()},
             conflict=tuple(allocation.conflict.tolist()),
-            capacity=tuple(allocation.capacity.tolist()),
-            deficit=dict(zip(allocation.domains, allocation.deficit.tolist(), strict=True)),
-            share=dict(zip(allocation.domains, allocation.share.tolist(), strict=True)),
-            order=allocation.order,
-            coordinates=tuple(allocation.coordinates.tolist()),
-            quota=_rows(allocation),
+            **planned(allocation),
             selection=allocation.selection,
             update=form,
             scale=scale,
@@ -393,10 +382,6 @@ def _allocate(
     )
 
 
-def _rows(allocation: Allocation) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(k) for k in row) for row in allocation.quota)
-
-
 def _update(
     section: RepairSection, allocation: Allocation
 ) -> tuple[Literal["add", "sparse", "replace"], float]:
@@ -435,13 +420,7 @@ def _further_rounds(plan: RepairPlan, trial: _Trial, measured: MeasuredViews) ->
     section = trial.job.section
     for _ in range(section.rounds - 1):
         table = trial.table.model_copy(update={"anchor": trial(plan)})
-        allocation = _allocate(section, trial.job.recipe, measured, table)
-        following = Round(
-            order=allocation.order,
-            quota=_rows(allocation),
-            deficit=dict(zip(allocation.domains, allocation.deficit.tolist(), strict=True)),
-            share=dict(zip(allocation.domains, allocation.share.tolist(), strict=True)),
-        )
+        following = round_of(_allocate(section, trial.job.recipe, measured, table))
         plan = plan.model_copy(update={"later_rounds": (*plan.later_rounds, following)})
         if not any(k for row in following.quota for k in row):
             break
@@ -471,15 +450,8 @@ def _as_calibrated(plan: RepairPlan, found: Calibrated, pool: PoolMembers) -> Re
             "warnings": (*plan.warnings, note),
         }
     else:
-        decided = decide(found.repair, pool)
-        changes |= {
-            "update": found.repair.update,
-            "scale": found.repair.scale,
-            "capacity": decided.capacity,
-            "share": decided.turn.share,
-            "order": decided.turn.order,
-            "quota": decided.turn.quota,
-        }
+        claimed = {**planned(decide(found.repair, pool)), "deficit": plan.deficit}
+        changes |= {**claimed, "update": found.repair.update, "scale": found.repair.scale}
     return plan.model_copy(update=changes)
 
 

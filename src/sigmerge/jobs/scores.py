@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from sigmerge import kept
@@ -32,6 +33,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.steps import ScoreStep
 from sigmerge.kept import Derivation, Given, Inputs, KeptEntry, NotToKeep
 from sigmerge.method.deficit import DomainScores, check_scores
+from sigmerge.method.objective import Answer
 from sigmerge.recipe import Recipe
 from sigmerge.recipe.scored import HarnessScores
 from sigmerge.records import PairedScores, ScoreNoise, ScoreTable
@@ -64,75 +66,59 @@ class MetricScore:
 
 @dataclass(frozen=True)
 class MeasuredScores:
-    """Domain scores of a checkpoint, and by domain the benchmarks that had no data.
+    """The scores of one checkpoint, from whatever measured them, now or earlier.
 
-    `metrics` are the numbers behind the scores; a command and a callable give none. `seconds` is
-    what measuring took, whenever that was.
+    `missing` names, by domain, the benchmarks that had no data; `metrics` are the numbers behind
+    the scores. Only a suite gives these two.
     """
 
     scores: DomainScores
-    missing: Mapping[str, tuple[str, ...]]
-    metrics: tuple[MetricScore, ...] = ()
-    seconds: float = 0.0
     items: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    """Item scores by domain and benchmark, where they are known."""
+    """Item scores by domain and benchmark, where they are known; a callable's domain is one."""
+    seconds: float = 0.0
+    """Duration of the measurement, whenever that was."""
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    metrics: tuple[MetricScore, ...] = ()
+    waited: float = field(default=0.0, compare=False)
+    """How long this run waited for them."""
+    found: bool = field(default=False, compare=False)
+    """Whether they came from the cache."""
 
     @property
-    def answered(self) -> Answered:
-        """The same with single answers by benchmark; a callable's domain is one benchmark."""
-        single = {domain: each[0] for domain, each in self.items.items() if len(each) == 1}
-        worth = {domain: list(each) for domain, each in single.items()}
-        complete = bool(worth) and worth.keys() == self.scores.keys()
-        return Answered(dict(self.scores), worth if complete else None, self.seconds)
+    def answer(self) -> Answer:
+        """The scores as an objective reads them, with item scores if every domain has them."""
+        if not self.items or self.items.keys() != self.scores.keys():
+            return Answer(self.scores)
+        marks = {d: [np.array(b, np.float64) for b in each] for d, each in self.items.items()}
+        return Answer(self.scores, marks)
 
-
-@dataclass(frozen=True)
-class Look:
-    """One evaluation of a checkpoint: the cost of measuring, and the time that this run waited.
-
-    `seconds` is the duration of the measurement, which may have been made earlier. `items` is how
-    many were answered; None means all of the split.
-    """
-
-    seconds: float
-    waited: float
-    items: int | None = None
-
-
-Worths = dict[str, list[float]]
-"""Benchmark -> the value of each item's answer, 0 to 1."""
-BY = "by/"
-"""Prefix of the roles of files that a command reads, and may write itself."""
-
-
-class Answered(NamedTuple):
-    """Domain scores, and item scores where they are known.
-
-    `seconds` is what scoring took, now or earlier. `found`: the scores came from the cache.
-    """
-
-    scores: dict[str, float]
-    worth: Worths | None
-    seconds: float
-    found: bool = False
+    @property
+    def labelled(self) -> int | None:
+        """How many items were answered; None if single items are unknown."""
+        return sum(len(mark) for each in self.items.values() for mark in each) or None
 
     def to_keep(self, usable: bool) -> Any:
         """The value of a cache entry; invalid scores are not cached: a scorer may be mended."""
-        value = {"scores": self.scores, "worth": self.worth, "seconds": self.seconds}
+        items = {d: [list(mark) for mark in each] for d, each in self.items.items()}
+        value = {"scores": dict(self.scores), "items": items, "seconds": self.seconds}
         return value if usable else NotToKeep(value)
 
     @classmethod
-    def of(cls, entry: KeptEntry) -> Answered:
+    def of(cls, entry: KeptEntry) -> MeasuredScores:
         return cls(**entry.value, found=entry.kept)
+
+
+BY = "by/"
+"""Prefix of the roles of files that a command reads, and may write itself."""
 
 
 def kept_score(
     folder: Path,
     by: ScoredBy,
-    ask: Callable[[Path], Answered],
-    usable: Callable[[Answered], bool],
+    ask: Callable[[Path], MeasuredScores],
+    usable: Callable[[MeasuredScores], bool],
     allow_pickle: bool,
-) -> Answered:
+) -> MeasuredScores:
     """Scores of a checkpoint: from the cache, or measured on a folder of links to its files."""
     checkpoint = open_checkpoint(folder, allow_pickle=allow_pickle)
     wanted = Derivation(
@@ -145,14 +131,14 @@ def kept_score(
         volatile=(BY,),
     )
     make = partial(_scored, checkpoint=checkpoint, ask=ask, usable=usable)
-    return Answered.of(kept.get(wanted, make))
+    return MeasuredScores.of(kept.get(wanted, make))
 
 
 def _scored(
     given: Given,
     checkpoint: Checkpoint,
-    ask: Callable[[Path], Answered],
-    usable: Callable[[Answered], bool],
+    ask: Callable[[Path], MeasuredScores],
+    usable: Callable[[MeasuredScores], bool],
 ) -> Any:
     shown = shown_folder(given, "checkpoint", checkpoint)
     with named(shown, checkpoint):
@@ -177,26 +163,21 @@ class CheckpointScorer:
     keeps: bool = False
     allow_pickle: bool = False
     usable: Callable[[DomainScores], bool] = lambda scores: True
-    looks: list[Look] = field(default_factory=list)
+    looks: list[MeasuredScores] = field(default_factory=list)
 
     def __call__(self, folder: Path) -> MeasuredScores:
         """Scores of a folder; kept ones if one with the same content was measured before."""
         meter = Meter()
         by = self.by(folder) if self.keeps else None
         measured = self.measure(folder) if by is None else self._kept(folder, by)
-        self.looks.append(Look(measured.seconds, meter.wall_seconds))
+        self.looks.append(replace(measured, waited=meter.wall_seconds))
         return measured
 
     def _kept(self, folder: Path, by: ScoredBy) -> MeasuredScores:
-        def ask(shown: Path) -> Answered:
-            return self.measure(shown).answered
-
-        def usable(found: Answered) -> bool:
+        def usable(found: MeasuredScores) -> bool:
             return is_still(by, self.by(folder)) and self.usable(found.scores)
 
-        found = kept_score(folder, by, ask, usable, self.allow_pickle)
-        items = {domain: [each] for domain, each in (found.worth or {}).items()}
-        return MeasuredScores(found.scores, {}, seconds=found.seconds, items=items)
+        return kept_score(folder, by, self.measure, usable, self.allow_pickle)
 
 
 def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
@@ -223,7 +204,7 @@ def _measured(found: Mapping[Any, Any], meter: Meter) -> MeasuredScores:
         str(d): fmean(worth[str(d)]) if str(d) in worth else float(q) for d, q in found.items()
     }
     items = {domain: [each] for domain, each in worth.items()}
-    return MeasuredScores(scores, {}, seconds=meter.wall_seconds, items=items)
+    return MeasuredScores(scores, items, meter.wall_seconds)
 
 
 def is_still(by: ScoredBy, now: ScoredBy | None) -> bool:
@@ -398,8 +379,8 @@ def _suite_scorer(
         missing = {d: tuple(n) for d, n in result.missing.items()}
         metrics = tuple(_metrics(suite, result))
         return MeasuredScores(
-            dict(result.domains), missing, metrics, result.usage_of_results.seconds,
-            result.item_scores,
+            dict(result.domains), result.item_scores, result.usage_of_results.seconds, missing,
+            metrics,
         )  # fmt: skip
 
     return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure, by, check)

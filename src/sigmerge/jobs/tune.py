@@ -350,9 +350,9 @@ class TuneJob:
         if measure is None:
             return None
         self.options.progress("evaluating", 0, 2)
-        before = measure.answer(measure.candidate(plain))
+        before = measure.candidate(plain).answer
         self.options.progress("evaluating", 1, 2)
-        after = measure.answer(measure.folder(self.out / WINNER))
+        after = measure.folder(self.out / WINNER).answer
         self.options.progress("evaluating", 2, 2)
         return self._scores(before, after)
 

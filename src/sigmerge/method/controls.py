@@ -83,23 +83,17 @@ views and the claim orders of the paper's appendix."""
 
 
 @dataclass(frozen=True)
-class Allocation:
-    """Every number between the measurements and the claims. Layers in depth order, domains as
-    given; `deficit` is what was measured, `share` and `capacity` are those of the variant."""
+class Allocation(budget.ClaimPlan):
+    """Claims, and every number that led to them. `deficit` is what was measured, `share` and
+    `capacity` are those of the variant."""
 
-    domains: tuple[str, ...]
     variant: str
     seed: int
     c_min: float
     c_max: float
     views: dict[str, Float64[np.ndarray, "layers"]]
     conflict: Float64[np.ndarray, "layers"]
-    capacity: Float64[np.ndarray, "layers"]
     deficit: Float64[np.ndarray, "domains"]
-    share: Float64[np.ndarray, "domains"]
-    order: tuple[str, ...]
-    coordinates: Int64[np.ndarray, "layers"]
-    quota: Int64[np.ndarray, "layers domains"]
     selection: Literal["magnitude", "random"]
     update: Literal["dense", "sparse"]
     warnings: tuple[str, ...]
@@ -140,23 +134,17 @@ def allocate(
         share[some] = _share(share[some], chosen, seed)
     else:
         warnings += ("No domain falls short of its reference: the anchor is returned unchanged.",)
-    quota = budget.quotas(capacity, share, coordinates)
-    if problems := budget.infeasible(quota, coordinates):
-        raise RecipeError("The quotas do not fit; lower c_max or name fewer domains.", problems)
+    order = _order(share, chosen, seed)
+    plan = budget.claim_plan(domains, capacity, share, coordinates, order)
     return Allocation(
-        domains=tuple(domains),
+        **vars(plan),
         variant=variant,
         seed=seed,
         c_min=c_min,
         c_max=c_max,
         views=dict(views),
         conflict=score,
-        capacity=capacity,
         deficit=gaps,
-        share=share,
-        order=tuple(domains[d] for d in _order(share, chosen, seed)),
-        coordinates=coordinates,
-        quota=quota,
         selection=chosen.selection,
         update=chosen.update,
         warnings=warnings,

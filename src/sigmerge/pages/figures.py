@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from sigmerge.method.deficit import DomainScores, best_scores
 from sigmerge.pages import svg
 from sigmerge.pages.table import PairedRow, between, direction, margin, percent, points
-from sigmerge.records import MergePlan, PairedScores, PerLayer, RepairPlan
+from sigmerge.records import PairedScores, Part, PerLayer
 
 DomainClasses = Mapping[str, str]  # domain -> the class that gives it its colour on the whole page
 
@@ -42,11 +42,10 @@ class Drawn:
         return list(self.domains or self.share or self.deficit)
 
 
-def drawn(plan: MergePlan | None) -> Drawn:
-    """The values of a plan for the figures; empty for a dense merge."""
-    if not isinstance(plan, RepairPlan):
-        return Drawn()
-    return Drawn(**{each.name: getattr(plan, each.name) for each in fields(Drawn)})
+def drawn(plan: Part | None) -> Drawn:
+    """The values of a plan, a profile or deficits for the figures; empty for a dense merge."""
+    names = [each.name for each in fields(Drawn)]
+    return Drawn(**{name: getattr(plan, name) for name in names if hasattr(plan, name)})
 
 
 @dataclass(frozen=True)

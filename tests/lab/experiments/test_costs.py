@@ -179,5 +179,5 @@ def test_a_candidate_in_memory_is_a_look_at_all_its_items(pool: PoolOnDisk, tmp_
     assert measure is not None
     measure.candidate(recipe)
     measure.folder(Path(recipe["base_model"]))
-    assert [look.items for look in measure.looks] == [5, 5]
+    assert [look.labelled for look in measure.looks] == [5, 5]
     assert all(look.seconds and 0.05 <= look.seconds <= look.waited for look in measure.looks)

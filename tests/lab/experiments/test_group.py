@@ -34,7 +34,7 @@ def test_every_headline_comes_with_the_items_of_its_own_benchmark() -> None:
     # Results come in an order of their own.
     found = summarise(suite, dict(reversed(scored.items())))
     metrics = tuple(_metrics(suite, found))
-    rows = list(_rows(MeasuredScores(found.domains, found.missing, metrics), "calibration"))
+    rows = list(_rows(MeasuredScores(found.domains, metrics=metrics), "calibration"))
     assert {row.benchmark: row.value for row in rows if row.headline} == MEANS
     for row in rows:
         assert (row.split, row.items) == ("calibration", 3)

@@ -95,7 +95,7 @@ def repair_cost(job: RepairJob, made: Merged, anchor: MeasuredScores, shared: Sh
         labelled=items,
         unlabelled=len(read_prompts(Path(probe))) if probe else 0,
         spent_calls=len(looks) * len(plan.domains),
-        spent_labelled=sum(items if look.items is None else look.items for look in looks),
+        spent_labelled=sum(items if look.labelled is None else look.labelled for look in looks),
     )
 
 
