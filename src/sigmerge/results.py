@@ -119,9 +119,8 @@ class SearchResult(SearchRecord):
     """A search; the winner is stored in the folder `winner`."""
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
-        from sigmerge.pages.table import percent
+        from sigmerge.pages.table import Table, number_columns, percent, text_columns
 
         best = self.best
         facts = [
@@ -140,9 +139,9 @@ class SearchResult(SearchRecord):
             for expert, own in best.settings.items()
         ]
         return tables(
-            Grid(("search", ""), facts, wordy=True),
-            Grid(("domain", "estimate", "unseen items"), scores),
-            Grid(("expert", *names), settings),
+            Table(text_columns("search", ""), facts),
+            Table(number_columns("domain", "estimate", "unseen items"), scores),
+            Table(number_columns("expert", *names), settings),
         )
 
 
@@ -169,12 +168,12 @@ class Captures(tuple[Captured, ...]):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
+        from sigmerge.pages.table import Table, text_columns
 
         rows = [(one.expert, one.kind, f"{one.exemplars:,}", one.state, one.folder) for one in self]
         head = ("expert", "statistics", "exemplars", "state", "folder")
-        return tables(Grid(head, rows, wordy=True))
+        return tables(Table(text_columns(*head), rows))
 
 
 class Reports(tuple[Report, ...]):
@@ -187,8 +186,8 @@ class Reports(tuple[Report, ...]):
         return all(report.ok for report in self)
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
+        from sigmerge.pages.table import Table, text_columns
 
         rows = []
         for report in self:
@@ -203,7 +202,7 @@ class Reports(tuple[Report, ...]):
                 for check, why in report.skipped.items()
             ]
         problems = [f"{report.folder}: {found}" for report in self for found in report.findings]
-        return tables(Grid(("folder", "check", "", ""), rows, wordy=True), notes=problems)
+        return tables(Table(text_columns("folder", "check", "", ""), rows), notes=problems)
 
 
 class AggregatedRow(Part):
@@ -232,9 +231,8 @@ class Aggregated(Part):
         return self.model_dump(mode="json")  # a limit of None is a value: all items
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
-        from sigmerge.pages.table import percent
+        from sigmerge.pages.table import Table, number_columns, percent
 
         domains = list(dict.fromkeys(domain for row in self.rows for domain in row.domains))
         scores = [
@@ -245,13 +243,13 @@ class Aggregated(Part):
             )
             for row in self.rows
         ]
-        shown = [Grid(("result", *domains, "macro"), scores)]
+        shown = [Table(number_columns("result", *domains, "macro"), scores)]
         if self.experts:
             gaps = [
                 (row.file, *(percent(row.residual_gaps.get(domain)) for domain in domains))
                 for row in self.rows
             ]
-            shown.append(Grid(("residual gap", *domains), gaps))
+            shown.append(Table(number_columns("residual gap", *domains), gaps))
         return tables(*shown)
 
 
@@ -302,11 +300,11 @@ class Extracted(Part):
     warnings: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
+        from sigmerge.pages.table import Table, text_columns
 
         row = (self.out, f"{self.modules:,}", str(self.rank), f"{100 * self.kept:.2f} %")
-        return tables(Grid(("adapter", "matrices", "largest rank", "kept"), [row], wordy=True))
+        return tables(Table(text_columns("adapter", "matrices", "largest rank", "kept"), [row]))
 
 
 class TriedModel(Part):

@@ -25,10 +25,10 @@ from sigmerge.lab.analysis.intervals import (
     variant_intervals,
 )
 from sigmerge.lab.analysis.results import Results, results
-from sigmerge.lab.analysis.table import Table, markdown
 from sigmerge.lab.experiments.store import STORE, open_read_only
 from sigmerge.nano.files import RECIPES
 from sigmerge.operators.cat import Cat
+from sigmerge.pages.table import Table, markdown
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGE = (RESULTS / "real.md").read_text(encoding="utf-8")

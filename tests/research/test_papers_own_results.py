@@ -21,8 +21,8 @@ from research.published.data import (
 from sigmerge.lab.analysis.experiment import headline
 from sigmerge.lab.analysis.paper_tables import make_tables
 from sigmerge.lab.analysis.results import Results
-from sigmerge.lab.analysis.table import Table
 from sigmerge.lab.experiments.store import StoredPool, StoredRun, StoredScore, create
+from sigmerge.pages.table import Table
 from tests.lab.analysis import experiment
 
 

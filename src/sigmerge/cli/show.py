@@ -357,7 +357,7 @@ def run_lines(result: Any) -> Iterator[str]:
 
 
 def table_lines(rows: Any) -> Iterator[str]:
-    from sigmerge.pages.table import PairedRow, plain
+    from sigmerge.pages.paired import PairedRow, plain
 
     yield "Macro-5 on evaluation items of the embedded pool, on which its experts were trained"
     yield from plain(

@@ -71,9 +71,8 @@ class Result(Summary):
         return {name: value for name, value in asdict(self).items() if name != "item_scores"}
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
-        from sigmerge.pages.table import percent
+        from sigmerge.pages.table import Table, number_columns, percent
 
         scores = [(name, percent(q)) for name, q in [*self.domains.items(), ("macro", self.macro)]]
         metrics = [
@@ -83,8 +82,8 @@ class Result(Summary):
         ]
         notes = [f"{d}: without {', '.join(names)}" for d, names in self.missing.items()]
         return tables(
-            Grid((f"{self.split} split of {self.suite}", "score"), scores),
-            Grid(("benchmark", "items", "metric", "score"), metrics),
+            Table(number_columns(f"{self.split} split of {self.suite}", "score"), scores),
+            Table(number_columns("benchmark", "items", "metric", "score"), metrics),
             notes=[*notes, *self.absent.values()],
         )
 

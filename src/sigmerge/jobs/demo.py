@@ -15,7 +15,7 @@ from sigmerge.jobs.run import RunJob
 from sigmerge.jobs.steps import Description
 from sigmerge.jobs.tune import TUNING_RESULT, TuneJob, pool_recipe
 from sigmerge.nano.files import POOL, RECIPES
-from sigmerge.pages.table import paired_row
+from sigmerge.pages.paired import paired_row
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import PAGE, RECIPE, RunRecord, TuneRecord, read_sealed

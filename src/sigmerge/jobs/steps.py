@@ -283,8 +283,8 @@ class Description:
         return sum(known) if known else None
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
+        from sigmerge.pages.table import Table, number_columns
 
         def row(name: str, of: Step | Description) -> tuple[str, ...]:
             numbers = (of.bytes_to_read, of.bytes_to_write, of.peak_memory_bytes)
@@ -293,7 +293,7 @@ class Description:
         head = ("step", "reads", "writes", "memory at most", "evaluation calls")
         each = [row(step.name, step) for step in self.steps]
         notes = [note for step in self.steps for note in step.notes]
-        return tables(Grid(head, [*each, row("in all", self)]), notes=notes)
+        return tables(Table(number_columns(*head), [*each, row("in all", self)]), notes=notes)
 
     @property
     def bytes_to_read(self) -> int:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields
 
 from sigmerge.method.deficit import DomainScores, best_scores
 from sigmerge.pages import svg
-from sigmerge.pages.table import PairedRow, between, direction, margin, percent, points
+from sigmerge.pages.paired import PairedRow, between, direction, margin
+from sigmerge.pages.table import Table, number_columns, percent, points
 from sigmerge.records import PairedScores, Part, PerLayer
 
 DomainClasses = Mapping[str, str]  # domain -> the class that gives it its colour on the whole page
@@ -49,20 +50,11 @@ def drawn(plan: Part | None) -> Drawn:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A table of printed cells; the first of each row is its heading."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    wordy: bool = False  # cells are words, not numbers
-
-
-@dataclass(frozen=True)
 class Figure:
     title: str
     caption: str
     chart: svg.Markup
-    grid: Grid
+    grid: Table
     legend: Sequence[tuple[str, str]] = ()  # (class of the mark, what it stands for)
     opened: bool = False  # the table is shown from the start
 
@@ -116,11 +108,11 @@ def overview(rows: Sequence[PairedRow]) -> Figure:
         "repaired merge's 95 % interval. On the right the gain in points, in colour where it is "
         "beyond its own interval.",
         svg.pairs("Macro score of each anchor before and after repair", marks),
-        Grid(head, cells),
+        Table(number_columns(*head), cells),
     )
 
 
-def score_grid(scores: PairedScores | None) -> Grid | None:
+def score_grid(scores: PairedScores | None) -> Table | None:
     """Paired scores per domain."""
     if scores is None or not scores.anchor:
         return None
@@ -141,7 +133,7 @@ def score_grid(scores: PairedScores | None) -> Grid | None:
             values = [f"{noise.items.get(domain, 0):,}", *values]
         rows.append((domain, *values))
     items = ("items",) if noise is not None else ()
-    return Grid(("domain", *items, "strongest", "anchor", "repaired", "gain"), rows)
+    return Table(number_columns("domain", *items, "strongest", "anchor", "repaired", "gain"), rows)
 
 
 def _strongest_error(scores: PairedScores, domain: str) -> float | None:
@@ -170,7 +162,7 @@ def paired_scores(scores: PairedScores, kinds: DomainClasses) -> Figure | None:
     anchor, repaired, best = scores.anchor, scores.repaired or {}, best_scores(scores.experts)
     noise = scores.noise
     marks = []
-    for domain, *values in grid.rows:
+    for domain, *values in grid.printed():
         gain = repaired[domain] - anchor[domain] if domain in repaired else None
         mark = svg.BeforeAfter(
             domain,
@@ -224,7 +216,10 @@ def radar(scores: PairedScores, kinds: DomainClasses) -> Figure | None:
         "Each thin line is an expert in the colour of its domain: far out on its own axis, less "
         "so elsewhere. A good merge encloses what the experts reach one by one.",
         svg.radar("Radar of domain scores", axes, outlines),
-        Grid(("checkpoint", *axes), [(n, *(percent(v[d]) for d in axes)) for n, _, v in shapes]),
+        Table(
+            number_columns("checkpoint", *axes),
+            [(n, *(percent(v[d]) for d in axes)) for n, _, v in shapes],
+        ),
         [
             ("key-dashed", "anchor"),
             *([("key-solid", "repaired")] if repaired else []),
@@ -261,7 +256,7 @@ def conflict(plan: Drawn) -> Figure | None:
         f"{low} ({scores[low]:.2f}). Views are drawn min-max scaled over layers, as they enter "
         "the mean S̄; a touch and the table give them as measured.",
         svg.lines("Conflict over depth", [*series, svg.Line("score", scores)], tips),
-        Grid(("layer", *views, "conflict S̄"), cells),
+        Table(number_columns("layer", *views, "conflict S̄"), cells),
         [("key-score", "conflict S̄"), *((f"key-view {name}", name) for name in views)],
     )
 
@@ -280,7 +275,10 @@ def capacity(plan: Drawn) -> Figure | None:
         svg.columns(
             "Capacity over depth", [[c] for c in values], ["accent"], tips, "{:.0%}".format
         ),
-        Grid(("layer", "capacity C (%)"), [(str(i), percent(c)) for i, c in enumerate(values)]),
+        Table(
+            number_columns("layer", "capacity C (%)"),
+            [(str(i), percent(c)) for i, c in enumerate(values)],
+        ),
     )
 
 
@@ -305,7 +303,9 @@ def deficits(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure 
     )
     cells = [(name, printed[name]) for name in names]
     chart = svg.bars("Deficit per domain", marks)
-    return Figure("Deficits", caption, chart, Grid(("domain", "deficit g (points)"), cells))
+    return Figure(
+        "Deficits", caption, chart, Table(number_columns("domain", "deficit g (points)"), cells)
+    )
 
 
 def shares(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
@@ -329,7 +329,7 @@ def shares(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | 
         f"Capacity is divided {origin}, alike at every layer. The first to claim, {order[0]}, "
         "picks from the whole layer; each later domain picks from what is left.",
         svg.bars("Share per domain in claim order", marks),
-        Grid(("domain", "claims", "share ρ (%)"), cells),
+        Table(number_columns("domain", "claims", "share ρ (%)"), cells),
     )
 
 
@@ -405,7 +405,7 @@ def occupancy(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure
         svg.columns(
             "Occupancy over depth", parts, [kinds[n] for n in order], tips, "{:.0%}".format
         ),
-        Grid(("layer", *order, "together (%)", "capacity C (%)"), rows),
+        Table(number_columns("layer", *order, "together (%)", "capacity C (%)"), rows),
         [(f"key-disc {kinds[name]}", name) for name in order],
     )
 
@@ -444,7 +444,7 @@ def turns(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | N
         f"domain claims its quota among the coordinates that are still free{rule}. Of {size:,}, "
         f"{size - taken:,} stay free.",
         svg.turns(f"Occupancy of layer {layer}, turn by turn", marks),
-        Grid(("turn", *heads), rows),
+        Table(number_columns("turn", *heads), rows),
     )
 
 
@@ -534,8 +534,8 @@ def _heat(
     return svg.heat(title, values, [(name, kinds[name]) for name in names], tips, printed)
 
 
-def _layer_grid(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
-    return Grid(("layer", *names), [(str(i), *row) for i, row in enumerate(rows)])
+def _layer_grid(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    return Table(number_columns("layer", *names), [(str(i), *row) for i, row in enumerate(rows)])
 
 
 def _paired_facts(row: PairedRow) -> list[tuple[str, str]]:

@@ -15,7 +15,8 @@ from markupsafe import Markup, escape
 from sigmerge.messages import size
 from sigmerge.method.deficit import DomainScores
 from sigmerge.pages import svg
-from sigmerge.pages.figures import Drawn, Figure, Grid, drawn, sections
+from sigmerge.pages.figures import Drawn, Figure, drawn, sections
+from sigmerge.pages.table import Table, number_columns, text_columns
 from sigmerge.records import PAGE, MergePlan, Provenance
 
 FRAME_WIDTH = 960
@@ -35,11 +36,11 @@ def merged(out: str, plan: MergePlan, provenance: Provenance) -> str:
         ("time", f"{provenance.wall_seconds:.1f} s"),
         ("peak memory", size(provenance.peak_memory_bytes)),
     ]
-    table = Grid(("result", ""), facts, wordy=True)
+    table = Table(text_columns("result", ""), facts)
     return _frame([table], _figures(drawn(plan)), plan.warnings)
 
 
-def tables(*grids: Grid, notes: Sequence[str] = ()) -> str:
+def tables(*grids: Table, notes: Sequence[str] = ()) -> str:
     """Tables, and notes below them."""
     return _frame(grids, [], notes)
 
@@ -64,7 +65,7 @@ def deficits(plan: Drawn, anchor: DomainScores, missing: Mapping[str, Sequence[s
         f"{domain}: without {', '.join(names)}, which have no data"
         for domain, names in missing.items()
     ]
-    table = Grid(("domain", "anchor", "deficit", "share"), rows)
+    table = Table(number_columns("domain", "anchor", "deficit", "share"), rows)
     return _frame([table], _figures(plan), notes)
 
 
@@ -82,7 +83,7 @@ def _figures(plan: Drawn) -> list[Figure]:
     return [figure for section in sections(plan, None, kinds) for figure in section.figures]
 
 
-def _frame(tables: Sequence[Grid], figures: Sequence[Figure], notes: Sequence[str]) -> str:
+def _frame(tables: Sequence[Table], figures: Sequence[Figure], notes: Sequence[str]) -> str:
     style = resources.files("sigmerge.pages").joinpath("page.css").read_text(encoding="utf-8")
     body = Markup("").join(
         [
@@ -116,14 +117,14 @@ def _figure(figure: Figure) -> Markup:
     return text.format(figure.title, marks, chart, figure.caption, _grid(figure.grid))
 
 
-def _grid(grid: Grid) -> Markup:
+def _grid(grid: Table) -> Markup:
     def row(cells: Sequence[str], tag: str) -> Markup:
         return Markup("<tr>{}</tr>").format(
             Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(cell) for cell in cells)
         )
 
     head = Markup("<thead>{}</thead>").format(row(grid.head, "th"))
-    body = Markup("").join(row(cells, "td") for cells in grid.rows)
+    body = Markup("").join(row(cells, "td") for cells in grid.printed())
     kind = Markup(" class='wordy'" if grid.wordy else "")
     return Markup("<table{}>{}<tbody>{}</tbody></table>").format(kind, head, body)
 

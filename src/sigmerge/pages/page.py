@@ -14,17 +14,19 @@ from pathlib import Path
 from sigmerge.errors import SigmergeError
 from sigmerge.files.documents import whole
 from sigmerge.files.yaml_documents import parse_yaml
-from sigmerge.pages import html, svg, table
-from sigmerge.pages.figures import (
-    Figure,
-    FigureSection,
-    Grid,
-    drawn,
-    overview,
-    score_grid,
-    sections,
+from sigmerge.pages import html, svg
+from sigmerge.pages.figures import Figure, FigureSection, drawn, overview, score_grid, sections
+from sigmerge.pages.paired import (
+    PairedRow,
+    between,
+    cells,
+    direction,
+    headings,
+    mean_row,
+    paired_row,
+    with_mean,
 )
-from sigmerge.pages.table import PairedRow, between, direction, paired_row, percent, points
+from sigmerge.pages.table import Table, number_columns, percent, points, text_columns
 from sigmerge.records import MergePlan, PairedScores, Provenance, RepairPlan
 
 
@@ -68,10 +70,10 @@ class RunView:
     headline: Sequence[tuple[str, str, str]]  # (what, number, beside it)
     notices: Sequence[Notice]
     sections: Sequence[FigureSection]
-    calibration: Grid | None
-    ingredients: Grid | None
+    calibration: Table | None
+    ingredients: Table | None
     costs: Sequence[tuple[str, str]]
-    files: Grid | None
+    files: Table | None
     recipe: str
     again: str
     gain: str
@@ -124,7 +126,7 @@ def _lead(rows: Sequence[PairedRow]) -> str:
     paired = [row for row in rows if row.gain is not None]
     if not paired:
         return ""
-    mean = table.mean_row(paired)
+    mean = mean_row(paired)
     better = sum(row.gain > 0 for row in paired if row.gain is not None)
     subject = (
         f"The repair improved {better} of {len(paired)} anchors; on average it changed"
@@ -149,12 +151,15 @@ def _lead(rows: Sequence[PairedRow]) -> str:
     return f"{words}. An anchor is a merge before its repair."
 
 
-def _paired_grid(rows: Sequence[PairedRow]) -> Grid:
-    return Grid(table.headings(rows), [_with_intervals(row) for row in table.with_mean(rows)])
+def _paired_grid(rows: Sequence[PairedRow]) -> Table:
+    return Table(
+        number_columns(*headings(rows)),
+        [_with_intervals(row) for row in with_mean(rows)],
+    )
 
 
 def _with_intervals(row: PairedRow) -> tuple[str, ...]:
-    name, anchor, repaired, gain, *gaps = table.cells(row)
+    name, anchor, repaired, gain, *gaps = cells(row)
     if row.noise is None:
         return name, anchor, repaired, gain, *gaps
     errors = row.noise.anchor, row.noise.repaired, row.noise.gain
@@ -253,7 +258,7 @@ def _notices(run: PageRun, row: PairedRow | None) -> list[Notice]:
     return notices
 
 
-def _ingredients(recipe: str) -> Grid | None:
+def _ingredients(recipe: str) -> Table | None:
     """The models and the parameters of the recipe."""
     try:
         content = parse_yaml(recipe, "the recipe").value
@@ -274,7 +279,7 @@ def _ingredients(recipe: str) -> Grid | None:
             rows.append((name, str(model.get("model")), _settings(model.get("parameters"))))
     if content.get("repair"):
         rows.append(("repair", "yes", _settings(content["repair"])))
-    return Grid(("what", "from", "settings"), rows, wordy=True) if rows else None
+    return Table(text_columns("what", "from", "settings"), rows) if rows else None
 
 
 def _settings(values: object) -> str:
@@ -312,12 +317,12 @@ def _costs(provenance: Provenance | None) -> list[tuple[str, str]]:
     return facts
 
 
-def _files(provenance: Provenance | None) -> Grid | None:
+def _files(provenance: Provenance | None) -> Table | None:
     if provenance is None or not provenance.inputs:
         return None
     rows = [(f.member, f.file, _bytes(f.size), _begins(f.sha256)) for f in provenance.inputs]
     rows += [("result", name, "", _begins(digest)) for name, digest in provenance.outputs.items()]
-    return Grid(("what", "file", "size", "digest (begins)"), rows, wordy=True)
+    return Table(text_columns("what", "file", "size", "digest (begins)"), rows)
 
 
 def _begins(digest: str) -> str:

@@ -1,174 +1,205 @@
-"""The paired table: each anchor beside its repaired merge.
+"""The one kind of table: its columns say how numbers are printed.
 
-Scores are fractions in files and percent in print. Macro-5 is the unweighted mean of the domain
-scores; the residual gap is the mean over domains of how far a merge stays behind the strongest
-expert of the pool, g_d = max(0, Q_d(strongest) − Q_d(merge)).
+Pages and notebooks take `head` and `printed`, a terminal `lines`; `markdown`, `csv_text` and
+`latex` write files.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from typing import Literal
 
-from sigmerge.errors import ScoreError
-from sigmerge.method.deficit import DomainScores, residual_gaps
-from sigmerge.records import PairedScores
-
-
-@dataclass(frozen=True)
-class MacroNoise:
-    """The number of items behind a row, and its standard errors; None where unknown."""
-
-    items: int
-    anchor: float | None
-    repaired: float | None
-    gain: float | None
+Form = Literal["text", "percent", "points", "share", "number", "count", "p"]
+"""How a column is printed: text; a fraction in percent; a signed difference in points; a fraction
+of a gain in percent with one decimal; three decimals; a whole number; a probability."""
 
 
 @dataclass(frozen=True)
-class PairedRow:
-    """One anchor and its repair, as fractions; None where nothing was measured."""
+class As:
+    """A number printed in another form than its column's."""
 
-    name: str
-    domains: int
-    anchor: float
-    repaired: float | None = None
-    gap_before: float | None = None
-    gap_after: float | None = None
-    noise: MacroNoise | None = None
+    value: float | None
+    form: Form
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A score with its change in parentheses."""
+
+    score: float
+    change: float
+
+
+Cell = str | float | int | bool | None | As | Changed
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    form: Form = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    label: str = ""
 
     @property
-    def gain(self) -> float | None:
-        return None if self.repaired is None else self.repaired - self.anchor
+    def head(self) -> tuple[str, ...]:
+        return tuple(column.title for column in self.columns)
+
+    @property
+    def wordy(self) -> bool:
+        """Whether all cells are words."""
+        return all(column.form == "text" for column in self.columns)
+
+    def printed(self) -> list[list[str]]:
+        """Every cell as text."""
+        return [
+            [printed(value, column.form) for value, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
+
+    def lines(self) -> list[str]:
+        """For a terminal: the head, a rule, and a line for each row; numbers stand to the right."""
+        lines = [list(self.head), *self.printed()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        head, *rows = [
+            "  ".join(
+                cell.ljust(width) if column.form == "text" else cell.rjust(width)
+                for cell, width, column in zip(line, widths, self.columns, strict=True)
+            )
+            for line in lines
+        ]
+        return [head, "─" * len(head), *rows]
 
 
-def macro(scores: DomainScores) -> float:
-    """Macro-5: the unweighted mean over domains."""
-    return fmean(scores.values())
+def text_columns(*titles: str) -> tuple[Column, ...]:
+    return tuple(map(Column, titles))
 
 
-def mean_gap(experts: Mapping[str, DomainScores], scores: DomainScores) -> float:
-    """Mean over domains of the residual expert gap g_d (Eq. 6) to the strongest expert."""
-    gaps = residual_gaps(experts, scores)
-    if unknown := [domain for domain in scores if domain not in gaps]:
-        raise ScoreError(f"No expert has a score for the domain {', '.join(unknown)}.")
-    return fmean(gaps.values())
-
-
-def paired_row(name: str, scores: PairedScores) -> PairedRow:
-    """The row of one anchor. The repaired merge and the experts may be missing."""
-    anchor, repaired, experts = scores.anchor, scores.repaired, scores.experts
-    if not anchor:
-        raise ScoreError(f"The anchor {name} has no scores.")
-    if repaired and set(repaired) != set(anchor):
-        differing = ", ".join(sorted(set(repaired) ^ set(anchor)))
-        raise ScoreError(f"{name}: anchor and repaired merge are not scored alike: {differing}.")
-    return PairedRow(
-        name,
-        domains=len(anchor),
-        anchor=macro(anchor),
-        repaired=macro(repaired) if repaired else None,
-        gap_before=mean_gap(experts, anchor) if experts else None,
-        gap_after=mean_gap(experts, repaired) if experts and repaired else None,
-        noise=_macro_noise(scores),
-    )
-
-
-def _macro_noise(scores: PairedScores) -> MacroNoise | None:
-    noise = scores.noise
-    if noise is None:
-        return None
-
-    def error(domains: DomainScores) -> float | None:
-        if set(domains) != set(scores.anchor):
-            return None
-        return math.sqrt(sum(e * e for e in domains.values())) / len(domains)
-
-    both = error(noise.anchor), error(noise.repaired), error(noise.gain)
-    return MacroNoise(sum(noise.items.values()), *both)
-
-
-def mean_row(rows: Sequence[PairedRow], name: str = "mean") -> PairedRow:
-    """The mean over anchors; a column with a hole has no mean."""
-
-    def mean(column: Sequence[float | None]) -> float | None:
-        known = [value for value in column if value is not None]
-        return fmean(known) if known and len(known) == len(column) else None
-
-    return PairedRow(
-        name,
-        domains=rows[0].domains,
-        anchor=fmean(row.anchor for row in rows),
-        repaired=mean([row.repaired for row in rows]),
-        gap_before=mean([row.gap_before for row in rows]),
-        gap_after=mean([row.gap_after for row in rows]),
-    )
+def number_columns(first: str, *titles: str) -> tuple[Column, ...]:
+    """The first column names the row, the others are numbers, or text that is printed already."""
+    return (Column(first), *(Column(title, "number") for title in titles))
 
 
 def percent(fraction: float | None) -> str:
     """0.4217 as 42.17; a dash where nothing was measured."""
-    return "–" if fraction is None else f"{100 * fraction:.2f}"
+    return printed(fraction, "percent")
 
 
 def points(difference: float | None) -> str:
     """A difference of two scores in percent points, signed."""
-    return "–" if difference is None else f"{100 * difference:+.2f}".replace("-", "−")
+    return printed(difference, "points")
 
 
-def margin(error: float | None) -> float | None:
-    """Half of a 95 % interval around a score with this standard error."""
-    return None if error is None else 1.96 * error
+def printed(value: Cell, form: Form) -> str:
+    """One cell as text; a dash where nothing was measured."""
+    if isinstance(value, As):
+        return printed(value.value, value.form)
+    if isinstance(value, Changed):
+        return f"{printed(value.score, 'percent')} ({printed(value.change, 'points')})"
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if form == "text":
+        return f"{value:g}"
+    if form == "p":
+        return f"{value:.1e}" if 0 < value < 0.001 else f"{value:.3f}"
+    scale, decimals = {
+        "percent": (100, 2),
+        "points": (100, 2),
+        "share": (100, 1),
+        "number": (1, 3),
+        "count": (1, 0),
+    }[form]
+    sign = "+" if form == "points" else ""
+    # Halves are made equal first: 21.025 is printed alike however it was summed. Adding zero turns
+    # −0.0 into 0.0.
+    shown = round(round(scale * value, 9), decimals) + 0.0
+    return f"{shown:{sign}.{decimals}f}".replace("-", "−")
 
 
-def between(printed: str, error: float | None) -> str:
-    """A printed number with half of its 95 % interval, in points, where that is known."""
-    return printed if error is None else f"{printed} ± {100 * 1.96 * error:.1f}"
-
-
-def direction(gain: float | None, error: float | None = None) -> str:
-    """Direction of a gain: "up", "down", or "level" within its 95 % interval."""
-    if not gain or abs(gain) <= (margin(error) or 0.0):
-        return "level"
-    return "up" if gain > 0 else "down"
-
-
-def headings(rows: Sequence[PairedRow]) -> tuple[str, ...]:
-    sizes = {row.domains for row in rows}
-    score = f"Macro-{sizes.pop()}" if len(sizes) == 1 else "Macro"
-    return ("anchor", score, "+ repair", "gain", "residual gap", "after repair")
-
-
-def cells(row: PairedRow) -> tuple[str, ...]:
-    """A row as printed: percent and percent points with two decimals."""
-    return (
-        row.name,
-        percent(row.anchor),
-        percent(row.repaired),
-        points(row.gain),
-        percent(row.gap_before),
-        percent(row.gap_after),
+def markdown(table: Table) -> str:
+    """As a Markdown table with its caption above."""
+    head = [column.title for column in table.columns]
+    rule = ["---" if column.form == "text" else "--:" for column in table.columns]
+    lines = [head, rule, *table.printed()]
+    body = "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
     )
+    return f"**{table.caption}** (`{table.label}`)\n\n{body}\n"
 
 
-def with_mean(rows: Iterable[PairedRow]) -> list[PairedRow]:
-    """The rows and, below several, their mean."""
-    listed = list(rows)
-    return [*listed, mean_row(listed)] if len(listed) > 1 else listed
+def csv_text(table: Table) -> str:
+    """With every digit, for other programs."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(column.title for column in table.columns)
+    writer.writerows([_exact(cell) for cell in row] for row in table.rows)
+    return out.getvalue()
 
 
-def plain(rows: Sequence[PairedRow]) -> list[str]:
-    """The paired table for the terminal, line by line; a rule sets the mean apart."""
-    lines = [headings(rows), *map(cells, with_mean(rows))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  ".join(
-            cell.rjust(width) if index else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
+def _exact(cell: Cell) -> object:
+    if isinstance(cell, As):
+        return _exact(cell.value)
+    if isinstance(cell, Changed):
+        return f"{cell.score!r} ({cell.change!r})"
+    return "" if cell is None or cell != cell else cell
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "λ": r"$\lambda$",
+    "ρ": r"$\rho$",
+    "Δ": r"$\Delta$",
+    "–": "--",
+    "→": r"$\to$",
+    "³": r"$^3$",
+    "<": "$<$",
+    ">": "$>$",
+    "|": r"\textbar{}",
+}
+
+
+def latex(table: Table) -> str:
+    """As a LaTeX table for `booktabs`."""
+
+    def tex(text: str) -> str:
+        return "".join(_TEX.get(character, character) for character in text)
+
+    align = "".join("l" if column.form == "text" else "r" for column in table.columns)
+    lines = [
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\begin{{tabular}}{{{align}}}",
+        r"\toprule",
+        " & ".join(tex(column.title) for column in table.columns) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(tex, row)) + r" \\" for row in table.printed()),
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\caption{{{tex(table.caption)}}}",
+        rf"\label{{tab:{table.label}}}",
+        r"\end{table}",
     ]
-    rule = "─" * len(shown[0])
-    mean = [rule, *shown[1 + len(rows) :]] if shown[1 + len(rows) :] else []
-    return [shown[0], rule, *shown[1 : 1 + len(rows)], *mean]
+    return "\n".join(lines) + "\n"

@@ -9,7 +9,8 @@ from statistics import fmean
 
 from sigmerge.method.objective import Merit
 from sigmerge.pages import html, svg
-from sigmerge.pages.figures import Figure, Grid
+from sigmerge.pages.figures import Figure
+from sigmerge.pages.table import Table, number_columns
 from sigmerge.records import TuneCall, TunedRepair, TunedScores, TuneRecord
 
 
@@ -71,7 +72,7 @@ def _headline(record: TuneRecord, shown: TunedScores, split: str) -> list[tuple[
     ]
 
 
-def paired_grid(scores: TunedScores) -> Grid:
+def paired_grid(scores: TunedScores) -> Table:
     """Domain by domain, then the mean."""
     rows = [
         (d, f"{100 * q:.2f}", f"{100 * scores.tuned[d]:.2f}", _signed(scores.tuned[d] - q))
@@ -79,7 +80,7 @@ def paired_grid(scores: TunedScores) -> Grid:
     ]
     before, after = fmean(scores.plain.values()), fmean(scores.tuned.values())
     rows.append(("mean", f"{100 * before:.2f}", f"{100 * after:.2f}", _signed(after - before)))
-    return Grid(("domain", "plain anchor", "tuned", "gain"), rows)
+    return Table(number_columns("domain", "plain anchor", "tuned", "gain"), rows)
 
 
 def _signed(value: float) -> str:
@@ -115,7 +116,7 @@ def _scores(record: TuneRecord) -> Figure:
             first=1,
             unit=lambda value: f"{100 * value:.0f}",
         ),
-        Grid(("call", "anchor", "mean score", "best so far", "error"), cells),
+        Table(number_columns("call", "anchor", "mean score", "best so far", "error"), cells),
         [("key-score", "best so far"), ("key-anchor", "candidate")],
     )
 
@@ -148,7 +149,7 @@ def _weights(record: TuneRecord) -> Figure:
             first=1,
             unit=lambda value: f"{top * value:.2f}",
         ),
-        Grid(("call", *domains, "repair"), cells),
+        Table(number_columns("call", *domains, "repair"), cells),
         [(f"d{i % svg.COLOURS}", d) for i, d in enumerate(domains)],
     )
 
@@ -177,7 +178,10 @@ def _steps(record: TuneRecord) -> Figure:
         f"The {aim} of the best candidate on the calibration items after the calls of each kind."
         f"{' A candidate within the floors is better than any below them.' if floors else ''}",
         svg.bars("What each step brought", bars),
-        Grid(("step", "calls", aim, *(["below floors"] if floors else []), "brought"), rows),
+        Table(
+            number_columns("step", "calls", aim, *(["below floors"] if floors else []), "brought"),
+            rows,
+        ),
         opened=True,
     )
 

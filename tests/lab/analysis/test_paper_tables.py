@@ -18,7 +18,8 @@ from sigmerge.errors import ScoreError
 from sigmerge.lab.analysis.paper_tables import make_tables
 from sigmerge.lab.analysis.results import Results
 from sigmerge.lab.analysis.results import results as make_results
-from sigmerge.lab.analysis.table import (
+from sigmerge.lab.experiments.store import StoredRun, create
+from sigmerge.pages.table import (
     As,
     Changed,
     Column,
@@ -28,7 +29,6 @@ from sigmerge.lab.analysis.table import (
     markdown,
     printed,
 )
-from sigmerge.lab.experiments.store import StoredRun, create
 from tests.lab.analysis import experiment
 from tests.lab.analysis.experiment import DOMAINS, POOLS
 
@@ -502,13 +502,13 @@ def test_an_empty_store(tmp_path: Path) -> None:
 
 def test_forms() -> None:
     table = Table(
-        "t",
-        "A & B",
         [Column("name"), Column("Δ", "points"), Column("p", "p"), Column("both", "number")],
         [
             ["a_b|c", -0.01234, 9.5367e-07, Changed(0.5, -0.25)],
             ["none", None, 0.0625, As(0.5, "percent")],
         ],
+        "A & B",
+        "t",
     )
     assert markdown(table).splitlines()[4:] == [
         "| a\\_b\\|c | −1.23 | 9.5e-07 | 50.00 (−25.00) |".replace("\\_", "_"),
@@ -522,7 +522,7 @@ def test_forms() -> None:
     assert r"\caption{A \& B}" in text and r"\label{tab:t}" in text
     assert printed(-0.00000001, "points") == "+0.00"
     assert printed(0.21025, "percent") == printed(0.21025 + 3e-17, "percent") == "21.02"
-    unusual = Table("t", "", [Column("a"), Column("b", "number")], [["1 < 2 → 3", float("nan")]])
+    unusual = Table([Column("a"), Column("b", "number")], [["1 < 2 → 3", float("nan")]], "", "t")
     assert r"1 $<$ 2 $\to$ 3 & -- \\" in latex(unusual)
     assert csv_text(unusual).splitlines()[1] == "1 < 2 → 3,"
     assert printed(True, "text") == "yes"

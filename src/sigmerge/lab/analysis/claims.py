@@ -11,7 +11,7 @@ import polars as pl
 from sigmerge.lab.analysis import statistics
 from sigmerge.lab.analysis.derived import SWEPT, cells, known_before, moved_shares, sweeps, words
 from sigmerge.lab.analysis.results import NotInStore, Results
-from sigmerge.lab.analysis.table import printed
+from sigmerge.pages.table import printed
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from sigmerge.lab.analysis import charts, paper_tables, statistics
 from sigmerge.lab.analysis.derived import Skipped
 from sigmerge.lab.analysis.results import NotInStore, Results
-from sigmerge.lab.analysis.table import As, Cell, Column, Table, csv_text, latex, markdown, printed
 from sigmerge.pages import html
+from sigmerge.pages.table import As, Cell, Column, Table, csv_text, latex, markdown, printed
 
 
 @dataclass(frozen=True)

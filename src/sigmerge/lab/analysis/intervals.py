@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sigmerge.lab.analysis.derived import words
 from sigmerge.lab.analysis.results import PAIR, NotInStore, Results
-from sigmerge.lab.analysis.table import Cell, Column, Table, printed
+from sigmerge.pages.table import Cell, Column, Table, printed
 
 DRAWS = 2_000
 LEVEL = 0.95
@@ -143,4 +143,4 @@ def _table(
                 each = [str(by_domain[d]) if d in by_domain else None for d in results.domains]
                 rows.append([*pair.names, str(macro), *each])
     columns = [Column(name) for name in (*names, results.macro_name, *results.domains)]
-    return Table(label, caption, columns, rows)
+    return Table(columns, rows, caption, label)

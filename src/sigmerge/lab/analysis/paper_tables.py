@@ -25,7 +25,6 @@ from sigmerge.lab.analysis.derived import (
 )
 from sigmerge.lab.analysis.intervals import paired_intervals, variant_intervals
 from sigmerge.lab.analysis.results import NotInStore, Results
-from sigmerge.lab.analysis.table import As, Cell, Changed, Column, Form, Table
 from sigmerge.lab.analysis.variants import (
     ablation,
     directional,
@@ -34,6 +33,7 @@ from sigmerge.lab.analysis.variants import (
     sensitivity,
     single_view,
 )
+from sigmerge.pages.table import As, Cell, Changed, Column, Form, Table
 
 
 def make_tables(results: Results) -> tuple[list[Table], list[Skipped]]:
@@ -76,7 +76,7 @@ def gap_reduction(results: Results) -> list[Table]:
         Column("reduction", "points"),
     )
     return [
-        Table("residual_gap", "Residual expert gap, mean over domains and anchors", columns, rows)
+        Table(columns, rows, "Residual expert gap, mean over domains and anchors", "residual_gap")
     ]
 
 
@@ -97,10 +97,10 @@ def main_gain(results: Results) -> list[Table]:
     columns = [Column("pool"), Column("row"), *(Column(a, "number") for a in [*anchors, "mean"])]
     return [
         Table(
-            "main_gain",
-            f"{results.macro_name} of each anchor and of the repair on top of it",
             columns,
             rows,
+            f"{results.macro_name} of each anchor and of the repair on top of it",
+            "main_gain",
         )
     ]
 
@@ -140,7 +140,7 @@ def paired_statistics(results: Results) -> list[Table]:
         Column("Spearman deficit–gain", "number"),
         Column("anchor pairs that keep their order"),
     )
-    return [Table("paired_statistics", "Paired statistics of the repair", columns, rows)]
+    return [Table(columns, rows, "Paired statistics of the repair", "paired_statistics")]
 
 
 def _kept(pairs: pl.DataFrame) -> statistics.Count:
@@ -177,10 +177,10 @@ def recovered(results: Results) -> list[Table]:
     )
     return [
         Table(
-            "recovered",
-            "Deficit at the anchor and the part of it that the repair recovers",
             columns,
             rows,
+            "Deficit at the anchor and the part of it that the repair recovers",
+            "recovered",
         )
     ]
 
@@ -211,7 +211,7 @@ def domain_tables(results: Results) -> list[Table]:
                     ]
                 )
         columns = [Column("domain"), Column("row"), *(Column(a, "number") for a in anchors)]
-        tables.append(Table(f"dom_p{k}", f"Paired results by domain: {pool}", columns, rows))
+        tables.append(Table(columns, rows, f"Paired results by domain: {pool}", f"dom_p{k}"))
     return tables
 
 
@@ -235,10 +235,10 @@ def baselines(results: Results) -> list[Table]:
     columns = [Column("method"), *(Column(pool, "percent") for pool in results.pools)]
     return [
         Table(
-            "baselines",
-            f"{results.macro_name} of the baselines and of the best repaired checkpoint",
             columns,
             rows,
+            f"{results.macro_name} of the baselines and of the best repaired checkpoint",
+            "baselines",
         )
     ]
 
@@ -261,7 +261,7 @@ def baseline_domains(results: Results) -> list[Table]:
         for domain in [results.macro_name, *results.domains]
     ]
     columns = [Column("pool"), Column("domain"), *(Column(m, "percent") for m in methods)]
-    return [Table("baseline_dom", "Baselines by domain", columns, rows)]
+    return [Table(columns, rows, "Baselines by domain", "baseline_dom")]
 
 
 def ranks(results: Results) -> list[Table]:
@@ -289,7 +289,7 @@ def ranks(results: Results) -> list[Table]:
     )
     return [
         Table(
-            "ranks", "Ranks within pool-domain cells, and wins over all checkpoints", columns, rows
+            columns, rows, "Ranks within pool-domain cells, and wins over all checkpoints", "ranks"
         )
     ]
 
@@ -303,7 +303,7 @@ def hyperparameters(results: Results) -> list[Table]:
             values = sorted({value for sweep in here for value in sweep.values})
             rows.append([name, f"{here[0].default:g}", ", ".join(f"{v:g}" for v in values)])
     columns = (Column("constant"), Column("final value"), Column("values tried"))
-    return [Table("hyperparameter_protocol", "Constants and the values tried", columns, rows)]
+    return [Table(columns, rows, "Constants and the values tried", "hyperparameter_protocol")]
 
 
 def split_membership(results: Results) -> list[Table]:
@@ -319,7 +319,7 @@ def split_membership(results: Results) -> list[Table]:
     totals = [sum(size.get(s, 0) for size in sizes.values()) for s in here]
     body.append(["Total", *totals])
     columns = [Column("benchmark"), *(Column(f"{split} items", "count") for split in here)]
-    return [Table("split_membership", "Benchmarks and the items that were scored", columns, body)]
+    return [Table(columns, body, "Benchmarks and the items that were scored", "split_membership")]
 
 
 TIMES = {"wall_seconds": "wall s", "spent_seconds": "wall s in all", "gpu_seconds": "GPU h"}
@@ -369,11 +369,11 @@ def efficiency(results: Results) -> list[Table]:
     ]
     return [
         Table(
-            "efficiency",
-            "Cost of building a checkpoint from nothing, measured; the repair's is on top of its "
-            "anchor. As the paper counts, and in all: scores of the experts and of candidates too",
             columns,
             rows,
+            "Cost of building a checkpoint from nothing, measured; the repair's is on top of its "
+            "anchor. As the paper counts, and in all: scores of the experts and of candidates too",
+            "efficiency",
         )
     ]
 
@@ -414,10 +414,10 @@ def per_seed(results: Results) -> list[Table]:
     ]
     return [
         Table(
-            "perseed",
-            "Over seeds: paired gains of stochastic anchors, scores of stochastic baselines",
             columns,
             rows,
+            "Over seeds: paired gains of stochastic anchors, scores of stochastic baselines",
+            "perseed",
         )
     ]
 
@@ -437,10 +437,10 @@ def anchor_regret(results: Results) -> list[Table]:
     columns = [Column("selection rule"), *(Column(p, "percent") for p in [*rules, "mean"])]
     return [
         Table(
-            "anchor_regret",
-            f"{results.macro_name} points given up against the best anchor after repair",
             columns,
             rows,
+            f"{results.macro_name} points given up against the best anchor after repair",
+            "anchor_regret",
         )
     ]
 
@@ -469,10 +469,10 @@ def anchor_statistics(results: Results) -> list[Table]:
     ]
     return [
         Table(
-            "anchor_statistics",
-            "Spearman correlation of what is known before the repair",
             columns,
             rows,
+            "Spearman correlation of what is known before the repair",
+            "anchor_statistics",
         )
     ]
 
@@ -483,7 +483,7 @@ def view_correlations(results: Results) -> list[Table]:
         found = statistics.view_correlations(run["views"])
         rows += [[pool, f"{a} – {b}", value] for (a, b), value in found.items()]
     columns = (Column("pool"), Column("views"), Column("Spearman over layers", "number"))
-    return [Table("view_correlations", "Do the views measure one quantity?", columns, rows)]
+    return [Table(columns, rows, "Do the views measure one quantity?", "view_correlations")]
 
 
 def partitions(results: Results) -> list[Table]:
@@ -499,7 +499,7 @@ def partitions(results: Results) -> list[Table]:
         Column("largest move of a share", "number"),
         Column("claim order unchanged"),
     )
-    return [Table("partitions", "Shares under other partitions", columns, rows)]
+    return [Table(columns, rows, "Shares under other partitions", "partitions")]
 
 
 def submetrics(results: Results) -> list[Table]:
@@ -519,7 +519,7 @@ def submetrics(results: Results) -> list[Table]:
                 *(Column(name, "number") for name in names),
             ]
             caption = f"Submetrics of {domain} after the repair, with the change against the anchor"
-            tables.append(Table(f"sub_{_slug(domain)}", caption, columns, rows))
+            tables.append(Table(columns, rows, caption, f"sub_{_slug(domain)}"))
     return tables
 
 
@@ -530,7 +530,7 @@ def statements(results: Results) -> list[Table]:
     rows: list[list[Cell]] = [[c.text, c.paper, c.here, "yes" if c.holds else "NO"] for c in found]
     columns = [Column(title) for title in ("statement", "the paper", "here", "holds here")]
     caption = "The paper's main statements on these runs; several numbers are one for each pool"
-    return [Table("statements", caption, columns, rows)]
+    return [Table(columns, rows, caption, "statements")]
 
 
 TABLE_BUILDERS: dict[str, Callable[[Results], list[Table]]] = {

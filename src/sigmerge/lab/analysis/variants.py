@@ -14,7 +14,7 @@ import polars as pl
 from sigmerge.lab.analysis import statistics
 from sigmerge.lab.analysis.derived import SWEPT, sweeps, words
 from sigmerge.lab.analysis.results import NotInStore, Results
-from sigmerge.lab.analysis.table import Cell, Column, Table
+from sigmerge.pages.table import Cell, Column, Table
 
 
 def _variant_table(results: Results, label: str, caption: str, kinds: Sequence[str]) -> Table:
@@ -62,13 +62,13 @@ def _variant_table(results: Results, label: str, caption: str, kinds: Sequence[s
         Column("sd", "percent"),
         *(Column(d, "percent") for d in results.domains),
     ]
-    return Table(label, caption, columns, rows)
+    return Table(columns, rows, caption, label)
 
 
 def ablation(results: Results) -> list[Table]:
     full = _variant_table(results, "ablation_full", "Component ablations by domain", ["ablation"])
     short = Table(
-        "ablation", "Component ablations", full.columns[:5], [row[:5] for row in full.rows]
+        full.columns[:5], [row[:5] for row in full.rows], "Component ablations", "ablation"
     )
     return [short, full]
 
@@ -111,10 +111,10 @@ def directional(results: Results) -> list[Table]:
     )
     return [
         Table(
-            "directional_full",
-            "Directional controls: what each retains of the paired gain",
             columns,
             rows,
+            "Directional controls: what each retains of the paired gain",
+            "directional_full",
         )
     ]
 
@@ -145,7 +145,7 @@ def single_view(results: Results) -> list[Table]:
         Column("Δ", "points"),
         Column("recovered %", "share"),
     )
-    return [Table("single_view", "Capacity from a single view", columns, rows)]
+    return [Table(columns, rows, "Capacity from a single view", "single_view")]
 
 
 def _uniform(results: Results) -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ def order(results: Results) -> list[Table]:
         Column("cost in % of the gain", "share"),
         Column("spread over seeds", "percent"),
     )
-    return [Table("order", "Claim order", columns, rows)]
+    return [Table(columns, rows, "Claim order", "order")]
 
 
 def sensitivity(results: Results) -> list[Table]:
@@ -215,5 +215,5 @@ def sensitivity(results: Results) -> list[Table]:
                 *(Column(d, "percent") for d in results.domains),
             ]
             caption = f"Sensitivity to the constants: {pool}, {here[0].anchors}"
-            tables.append(Table(f"sens_p{k}", caption, columns, rows))
+            tables.append(Table(columns, rows, caption, f"sens_p{k}"))
     return tables

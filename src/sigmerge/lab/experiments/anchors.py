@@ -60,14 +60,13 @@ class Ranked(Part):
     evidence: Mapping[str, Any]
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
-        from sigmerge.pages.table import percent
+        from sigmerge.pages.table import Table, number_columns, percent
 
         return tables(
             *(
-                Grid(
-                    (f"anchors of {found.pool}", *found.anchors[0].scores, "macro"),
+                Table(
+                    number_columns(f"anchors of {found.pool}", *found.anchors[0].scores, "macro"),
                     [
                         (row.anchor, *map(percent, (*row.scores.values(), row.statistics["macro"])))
                         for row in found.anchors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sigmerge.errors import ScoreError
-from sigmerge.pages import table
+from sigmerge.pages import paired
 from sigmerge.records import PairedScores
 
 EXPERTS = {
@@ -19,7 +19,7 @@ SCORES = PairedScores(experts=EXPERTS, anchor=ANCHOR, repaired=REPAIRED)
 
 
 def test_paired_row():
-    row = table.paired_row("TIES", SCORES)
+    row = paired.paired_row("TIES", SCORES)
     assert row.anchor == pytest.approx(0.65)
     assert row.repaired == pytest.approx(0.80)
     assert row.gain == pytest.approx(0.15)
@@ -29,10 +29,10 @@ def test_paired_row():
 
 
 def test_parts_may_be_missing():
-    row = table.paired_row("linear", PairedScores(anchor=ANCHOR))
+    row = paired.paired_row("linear", PairedScores(anchor=ANCHOR))
     assert row.anchor == pytest.approx(0.65)
     assert (row.repaired, row.gain, row.gap_before, row.gap_after) == (None,) * 4
-    assert table.cells(row) == ("linear", "65.00", "–", "–", "–", "–")
+    assert paired.cells(row) == ("linear", "65.00", "–", "–", "–", "–")
 
 
 @pytest.mark.parametrize(
@@ -45,20 +45,23 @@ def test_parts_may_be_missing():
 )
 def test_scores_that_do_not_fit(scores, message):
     with pytest.raises(ScoreError, match=message):
-        table.paired_row("TIES", PairedScores(**scores))
+        paired.paired_row("TIES", PairedScores(**scores))
 
 
 def test_mean_row_leaves_a_column_with_a_hole_open():
-    full, bare = table.paired_row("a", SCORES), table.paired_row("b", PairedScores(anchor=REPAIRED))
-    mean = table.mean_row([full, bare])
+    full, bare = (
+        paired.paired_row("a", SCORES),
+        paired.paired_row("b", PairedScores(anchor=REPAIRED)),
+    )
+    mean = paired.mean_row([full, bare])
     assert mean.anchor == pytest.approx((0.65 + 0.80) / 2)
     assert mean.repaired is None and mean.gain is None
 
 
 def test_terminal():
     hurt = PairedScores(experts=EXPERTS, anchor=REPAIRED, repaired=ANCHOR)
-    rows = [table.paired_row("TIES", SCORES), table.paired_row("a|b", hurt)]
-    assert table.plain(rows) == [
+    rows = [paired.paired_row("TIES", SCORES), paired.paired_row("a|b", hurt)]
+    assert paired.plain(rows) == [
         "anchor  Macro-3  + repair    gain  residual gap  after repair",
         "─────────────────────────────────────────────────────────────",
         "TIES      65.00     80.00  +15.00         16.67          6.67",
@@ -66,4 +69,4 @@ def test_terminal():
         "─────────────────────────────────────────────────────────────",
         "mean      72.50     72.50   +0.00         11.67         11.67",
     ]
-    assert len(table.plain(rows[:1])) == 3
+    assert len(paired.plain(rows[:1])) == 3
