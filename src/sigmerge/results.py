@@ -345,8 +345,8 @@ class Trial(Part):
         return self.model_dump(mode="json")  # a number that is not finite is null
 
     def _repr_html_(self) -> str:
-        from sigmerge.pages.figures import Grid
         from sigmerge.pages.notebook import tables
+        from sigmerge.pages.table import Table, number_columns
 
         domains = list(self.checkpoint.perplexity)
         rows = [
@@ -358,7 +358,7 @@ class Trial(Part):
             for each in (self.checkpoint, *self.parents)
         ]
         told = [f"{self.verdict}: {reason}" for reason in self.reasons]
-        return tables(Grid(("perplexity", *domains, "repeated"), rows), notes=told)
+        return tables(Table(number_columns("perplexity", *domains, "repeated"), rows), notes=told)
 
 
 class Reply(Part):

@@ -16,6 +16,7 @@ from sigmerge.compat.mergekit import MergeConfiguration, MergeOptions, parse_kmb
 from sigmerge.errors import RecipeError
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes
+from tests.test_recipe_forms import piped
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_what_is_not_needed_is_said_with_its_reason(
 def test_the_command_takes_every_option(pool: PoolOnDisk, tmp_path: Path) -> None:
     file = tmp_path / "config.yml"
     file.write_text(yaml.safe_dump(content(pool)))
-    flags = ["--no-cuda", "--lazy-unpickle", "--allow-crimes", "--copy-tokenizer", "--quiet",
+    flags = ["--no-cuda", "--lazy-unpickle", "--allow-crimes", "--copy-tokenizer", "-q",
              "--out-shard-size", "1B", "-j", "2", "--low-cpu-memory", "--random-seed", "7",
              "--lora-merge-cache", "x", "--no-safe-serialization", "--write-threads", "2",
              ]  # fmt: skip
@@ -94,6 +95,10 @@ def test_the_command_takes_every_option(pool: PoolOnDisk, tmp_path: Path) -> Non
     run_merge(yaml.safe_load(file.read_text()), tmp_path / "same", MergeOptions(random_seed=7))
     assert weight_bytes(tmp_path / "out") == weight_bytes(tmp_path / "same")
     assert (tmp_path / "out/mergekit_config.yml").read_text() == file.read_text()
+    with piped(file.read_text(), 0) as given:
+        told = command("mergekit", "yaml", given, tmp_path / "told", "--json", "-q").json
+    assert told["out"] == str(tmp_path / "told")
+    assert (tmp_path / "told/mergekit_config.yml").read_text() == file.read_text()
     wrong = command("mergekit", "yaml", file, tmp_path / "out", "--out-shard-size", "many")
     assert wrong.code == 2 and "500M" in wrong.err
 

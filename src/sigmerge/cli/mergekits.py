@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 from sigmerge.cli import show
 from sigmerge.cli.app import examples, group
+from sigmerge.cli.flags import recipe_file
 
 if TYPE_CHECKING:
     from sigmerge.compat.mergekit import MergeConfiguration, MergeOptions
@@ -47,6 +49,7 @@ def foreign(option: str) -> str | None:
     return None
 
 
+JSON = "--json"
 FILE, FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path)
 
 
@@ -72,6 +75,8 @@ def _shared() -> Iterator[click.Parameter]:
         help = f"Not needed: {note}." if note else ""
         if field.name == "verbosity":
             yield click.Option(["-v", "verbosity"], count=True, help="More messages.")
+        elif field.name == "quiet":
+            yield click.Option(["-q", f"{flag}/--no-quiet"], default=None, help="No messages.")
         elif field.name == "out_shard_size":
             yield click.Option([flag], callback=bytes_of, help="Of a weight file, as in 5B.")
         elif isinstance(field.default, bool):
@@ -80,6 +85,7 @@ def _shared() -> Iterator[click.Parameter]:
             kind = int if "int" in str(field.type) else str
             short = ["-j"] if field.name == "num_threads" else []
             yield click.Option([*short, flag], type=kind, help=help)
+    yield click.Option([JSON, "as_json"], is_flag=True, help="Print JSON instead of text.")
 
 
 def _flag(name: str, help: str, default: bool = False, *short: str) -> click.Option:
@@ -111,7 +117,7 @@ def _called(
             from sigmerge.compat.mergekit import MergeOptions
 
             shared = {field.name for field in fields(MergeOptions)}
-            own = {key: value for key, value in given.items() if key not in shared}
+            own = {k: v for k, v in given.items() if k not in shared and k != "as_json"}
             said = {k: v for k, v in given.items() if k in shared and v is not None}
             options = MergeOptions(**said)
             show.set_verbosity(options.verbosity > 0)
@@ -127,7 +133,16 @@ def _called(
     return declared
 
 
-_CONFIG = click.Argument(["config_file"], type=FILE)
+def _config(name: str) -> click.Argument:
+    """The file of a recipe; -: from the standard input."""
+
+    def read(context: click.Context, parameter: click.Parameter, given: Path) -> Path:
+        return recipe_file(given)
+
+    return click.Argument([name], type=FILE, callback=read)
+
+
+_CONFIG = _config("config_file")
 _OUT = click.Argument(["out_path"], type=FOLDER)
 
 
@@ -152,8 +167,9 @@ def _run(
 
 
 def _emit(options: MergeOptions, done: Any, lines: Any = show.merged_lines) -> None:
-    if not options.quiet:
-        show.emit(done, False, lines)
+    as_json = click.get_current_context().params["as_json"]
+    if as_json or not options.quiet:
+        show.emit(done, as_json, lines)
 
 
 @_called(
@@ -180,15 +196,14 @@ def _multi(
         how = replace(Options(**options.keywords()), progress=bar)
         job = SeveralJob(config_file, intermediate_dir, how, options.random_seed, last=out_path)
         made = job.run()
-    for done in made:
-        _emit(options, done)
+    _emit(options, made, lambda each: chain.from_iterable(map(show.merged_lines, each)))
 
 
 _WITHOUT = "i-understand-this-is-not-useful-without-training"
 
 
 @_called(
-    "moe", click.Argument(["config_path"], type=FILE), _OUT,
+    "moe", _config("config_path"), _OUT,
     _idle("load-in-4bit", "one block of the base is in memory at a time", is_flag=True),
     _idle("load-in-8bit", "one block of the base is in memory at a time", is_flag=True),
     _idle(_WITHOUT, "experts that are all the same are a warning", is_flag=True),

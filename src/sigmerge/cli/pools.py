@@ -16,7 +16,14 @@ pool = group("pool", "Make a pool: train an embedded or a real one, import GGUF.
 TrainedOn = Annotated[Literal["cpu", "cuda"], Option("--device", help="Where it is trained.")]
 
 
-@command(name="nano", of=pool, epilog=examples("sigmerge pool nano my-pool/ --seed 3"))
+@command(
+    "dry_run",
+    name="nano",
+    of=pool,
+    epilog=examples(
+        "sigmerge pool nano my-pool/ --seed 3", "sigmerge pool nano my-pool/ --dry-run"
+    ),
+)
 def nano(
     out: OutFolder,
     flags: Flags,
@@ -34,8 +41,11 @@ def nano(
 ) -> None:
     """Train a reference and five experts from a seed."""
     from sigmerge.evaluation.run import nano_scores
-    from sigmerge.lab.pools.nano import train
+    from sigmerge.lab.pools.nano import describe, train
 
+    if flags.dry_run:
+        flags.emit(describe(out, size, device, rate=rate, replay=replay), iter)
+        return
     with show.progress(flags.as_json or flags.quiet) as progress:
         made = train(
             out, seed=seed, size=size, device=device, progress=progress, rate=rate, replay=replay,
@@ -113,6 +123,8 @@ def data(
 
 
 @command(
+    "max_shard_size",
+    "dry_run",
     name="train",
     of=pool,
     epilog=examples(
@@ -144,7 +156,12 @@ def train(
     from sigmerge.lab.pools.train import FineTuning, RealTraining
 
     settings = FineTuning(steps=steps, rate=rate, batch=batch, seed=seed)
-    job = RealTraining(reference, data, out, settings, device, tuple(expert or ()), jobs)
+    job = RealTraining(
+        reference, data, out, settings, device, tuple(expert or ()), jobs, flags.max_shard_size
+    )
+    if flags.dry_run:
+        flags.emit(job.describe(), iter)
+        return
     with show.progress(flags.as_json or flags.quiet) as progress:
         made = job.run(progress)
     flags.emit({"pool": str(made)}, lambda done: iter([f"pool: {made}"]))

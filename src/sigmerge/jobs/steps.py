@@ -259,6 +259,18 @@ class AnalyzeStep(Step):
     out: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainStep(Step):
+    """Models of a pool that are trained; their weights are counted, activations are not."""
+
+    name = "train"
+    models: tuple[str, ...]
+    steps: Mapping[str, int]
+    parameters: int
+    device: str
+    notes: tuple[str, ...] = ("memory: the activations of a batch come on top",)
+
+
 @dataclass(frozen=True)
 class Description:
     """What a job would do: its steps in order. Nothing has been read but headers."""

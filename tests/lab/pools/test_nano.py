@@ -14,6 +14,7 @@ from sigmerge.files.locks import only_writer
 from sigmerge.lab.pools.nano import SIZES, Schedule, Size, experts_with, train
 from sigmerge.nano import files
 from sigmerge.nano.facts import build_all
+from tests.command_line import sigmerge
 from tests.pools import few_scores
 
 
@@ -133,6 +134,14 @@ def test_what_a_merge_remembers_is_no_part_of_the_pool(tmp_path: Path) -> None:
     (tmp_path / ".sigmerge").mkdir()
     (tmp_path / ".sigmerge/gram.npy").write_text("")
     assert files.verify(tmp_path) == 16
+
+
+def test_a_dry_run_says_what_is_written(mini: Path, tmp_path: Path) -> None:
+    told = sigmerge("pool", "nano", tmp_path / "new", "--size", "mini", "--dry-run", "--json").json
+    stored = sum(file.stat().st_size for file in mini.glob("*/*.safetensors"))
+    assert told["bytes_to_write"] == pytest.approx(stored, rel=0.05)
+    assert not (tmp_path / "new").exists()
+    assert sigmerge("pool", "nano", mini, "--dry-run").code != 0
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:

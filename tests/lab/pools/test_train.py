@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests
 from sigmerge.files.locks import only_writer
+from sigmerge.jobs.steps import TrainStep
 from sigmerge.lab.pools import train as training
 from sigmerge.lab.pools.train import FineTuning, RealTraining, fit, tokenized
 from sigmerge.progress import silent
@@ -67,7 +68,13 @@ def test_experts_trained_side_by_side_are_those_trained_in_turn(
 
 
 def test_every_expert_learns_its_own_answer(made: RealTraining) -> None:
+    (step,) = made.describe().steps
+    assert isinstance(step, TrainStep) and not made.out.exists()
+    assert step.steps == {"math": 30, "safety": 30}
     pool = made.run(silent)
+    written = [f.stat().st_size for f in pool.glob("*/*.safetensors")]
+    assert len(written) == 3 and sum(written) == pytest.approx(step.bytes_to_write, rel=0.05)
+    assert made.describe().steps[0].bytes_to_write == 0
     assert answer(pool / "math", "say math 31") == "seven"
     assert answer(pool / "safety", "say safety 31") == "no"
     assert answer(pool / "reference", "say math 31") != "seven"

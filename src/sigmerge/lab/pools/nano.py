@@ -28,9 +28,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from sigmerge.checkpoints.publishing import put_in_place, sync_tree
+from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.files.locks import only_writer
 from sigmerge.files.safe_open import remove
+from sigmerge.jobs.steps import Description, TrainStep
 from sigmerge.nano import files
 from sigmerge.nano.facts import NANO_DOMAINS, Domain, build_all
 from sigmerge.nano.tokenizer import CONTEXT, build_tokenizer, save_tokenizer
@@ -108,9 +110,7 @@ def train(
     is drawn from the reference's mixture; both are the size's own unless given.
     """
     out = Path(out).absolute()
-    recipe = experts_with(SIZES[size], rate, replay)
-    if out.exists():
-        raise OutputError(f"{out} exists already; name a new folder or remove it")
+    recipe = _checked(out, size, rate, replay)
     out.parent.mkdir(parents=True, exist_ok=True)
     with only_writer(out.with_name(f".{out.name}.lock"), f"{out}: another run is writing it."):
         pool = out.with_name(f".{out.name}.partial")
@@ -119,6 +119,39 @@ def train(
         sync_tree(pool)
         put_in_place(pool, out, overwrite=False, durable=True)
     return out
+
+
+def describe(
+    out: str | Path,
+    size: str = "nano",
+    device: str = "cpu",
+    *,
+    rate: float | None = None,
+    replay: float | None = None,
+) -> Description:
+    """The training of a pool as a dry run; nothing is written."""
+    recipe = _checked(Path(out).absolute(), size, rate, replay)
+    with torch.device("meta"):
+        parameters = LlamaForCausalLM(_config(recipe, build_tokenizer())).num_parameters()
+    steps = dict.fromkeys(files.MEMBERS, recipe.expert.steps)
+    step = TrainStep(
+        models=files.MEMBERS,
+        steps={**steps, files.REFERENCE: recipe.reference.steps},
+        parameters=parameters,
+        device=device,
+        bytes_to_write=2 * parameters * len(files.MEMBERS),
+        # Weights, gradients and the two moments of Adam, in float32.
+        peak_memory_bytes=LIBRARIES + 16 * parameters,
+        evaluation_calls=len(files.MEMBERS) * len(files.NANO_SPLITS),
+    )
+    return Description((step,), 1)
+
+
+def _checked(out: Path, size: str, rate: float | None, replay: float | None) -> Size:
+    recipe = experts_with(SIZES[size], rate, replay)
+    if out.exists():
+        raise OutputError(f"{out} exists already; name a new folder or remove it.")
+    return recipe
 
 
 def _make(
@@ -215,13 +248,8 @@ def _tabulate(domains: dict[str, Domain], tokenizer: Any, device: str) -> FactTa
     )
 
 
-def _start(recipe: Size, tokenizer: Any, seed: int, reference: Path | None) -> LlamaForCausalLM:
-    """A fresh model, or the stored reference in float32."""
-    if reference:
-        return AutoModelForCausalLM.from_pretrained(
-            reference, dtype=torch.float32, attn_implementation=ATTENTION
-        )
-    config = LlamaConfig(
+def _config(recipe: Size, tokenizer: Any) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=recipe.width,
         intermediate_size=recipe.hidden,
@@ -234,6 +262,15 @@ def _start(recipe: Size, tokenizer: Any, seed: int, reference: Path | None) -> L
         eos_token_id=tokenizer.eos_token_id,
         attn_implementation=ATTENTION,
     )
+
+
+def _start(recipe: Size, tokenizer: Any, seed: int, reference: Path | None) -> LlamaForCausalLM:
+    """A fresh model, or the stored reference in float32."""
+    if reference:
+        return AutoModelForCausalLM.from_pretrained(
+            reference, dtype=torch.float32, attn_implementation=ATTENTION
+        )
+    config = _config(recipe, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)

@@ -29,9 +29,11 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.links import check_file
 from sigmerge.checkpoints.publishing import sync_tree
-from sigmerge.checkpoints.writer import saved
+from sigmerge.checkpoints.writer import parse_size, saved
+from sigmerge.engine.machine import LIBRARIES
 from sigmerge.engine.processes import process_pool
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests, prove
@@ -39,6 +41,7 @@ from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.locks import only_writer
 from sigmerge.files.safe_open import remove, sync_folder
 from sigmerge.files.sources import code_digest
+from sigmerge.jobs.steps import Description, TrainStep
 from sigmerge.lab.pools.nano import Schedule
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.memory import in_memory
@@ -86,6 +89,8 @@ class RealTraining:
     """The experts to train now; all of which there is data, if empty."""
     jobs: int = 1
     """Processes that train experts side by side, on one device."""
+    max_shard_size: str | None = None
+    """Maximum shard size of an expert; None is transformers' own."""
 
     def check(self) -> list[str]:
         """Find what is missing before anything is loaded; returns the domains."""
@@ -138,6 +143,27 @@ class RealTraining:
             return missing
         mine = {f"train/{domain}.jsonl" for domain in self.domains}
         return [name for name in missing if name in mine or not name.startswith("train/")]
+
+    def describe(self) -> Description:
+        """The training as a dry run: data, reference and settings are checked."""
+        domains = self.check()
+        self._check_settings()
+        todo = tuple(domain for domain in domains if self._record(domain) is None)
+        stored = open_checkpoint(self.reference)
+        parameters = sum(tensor.size for tensor in stored.tensors.values())
+        copied = 0 if (self.out / _REFERENCE).exists() else stored.nbytes
+        # Weights, gradients and the two moments of Adam, in float32.
+        memory = 16 * parameters * max(1, min(self.jobs, len(todo)))
+        step = TrainStep(
+            models=todo,
+            steps=dict.fromkeys(todo, self.settings.steps),
+            parameters=parameters,
+            device=self.device,
+            bytes_to_read=copied + len(todo) * stored.nbytes,
+            bytes_to_write=copied + len(todo) * 2 * parameters,
+            peak_memory_bytes=LIBRARIES + memory,
+        )
+        return Description((step,), self.jobs)
 
     def run(self, progress: Progress) -> Path:
         domains = self.check()
@@ -271,10 +297,12 @@ class RealTraining:
                 self.reference, dtype=torch.float32, local_files_only=True
             ).to(self.device)
             losses = fit(model, pairs, tokenizer.eos_token_id, self.settings, domain, progress)
+        given = self.max_shard_size
+        largest = {} if given is None else {"max_shard_size": parse_size(given)}
         partial = self.out / f".{domain}.partial"
         remove(partial)
         with saved(self.out / domain):
-            model.to(torch.bfloat16).save_pretrained(partial)
+            model.to(torch.bfloat16).save_pretrained(partial, **largest)
             tokenizer.save_pretrained(partial)
             sync_tree(partial)
         if self._made_from(domain, prove) != made:
