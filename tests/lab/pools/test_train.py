@@ -16,6 +16,7 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests
 from sigmerge.files.locks import only_writer
@@ -72,8 +73,8 @@ def test_every_expert_learns_its_own_answer(made: RealTraining) -> None:
     assert isinstance(step, TrainStep) and not made.out.exists()
     assert step.steps == {"math": 30, "safety": 30}
     pool = made.run(silent)
-    written = [f.stat().st_size for f in pool.glob("*/*.safetensors")]
-    assert len(written) == 3 and sum(written) == pytest.approx(step.bytes_to_write, rel=0.05)
+    written = [open_checkpoint(pool / name).nbytes for name in ("reference", "math", "safety")]
+    assert step.bytes_to_write == sum(written)
     assert made.describe().steps[0].bytes_to_write == 0
     assert answer(pool / "math", "say math 31") == "seven"
     assert answer(pool / "safety", "say safety 31") == "no"
