@@ -55,9 +55,9 @@ if TYPE_CHECKING:
         ModelDifference,
         Profile,
         Reports,
+        Retokenized,
         RunResult,
         SearchResult,
-        Tokens,
         TuneResult,
     )
 
@@ -169,11 +169,11 @@ def tokens(
     seed: int = 0,
     text: PathName | None = None,
     **how: Unpack[Keywords],
-) -> Job[Tokens]:
+) -> Job[Retokenized]:
     """A model with the tokenizer of another, its donor.
 
     Rows of tokens that both have are moved; others are formed by `method`, from at most `k` rows.
-    Both models read the lines of `text`, a file: `Tokens.text` has their bits per byte.
+    Both models read the lines of `text`, a file: `Retokenized.text` has their bits per byte.
 
     >>> done = sigmerge.tokens("pool/math", "pool/reference", "moved", method="mean")
     >>> done.plan.operator, list(done.plan.experts)

@@ -51,7 +51,7 @@ class TextRead(Part):
     tokens: int
 
 
-class Tokens(Merged):
+class Retokenized(Merged):
     """A model with another tokenizer. `text` has what it and the model before it made of a text:
     `before` and `after`."""
 

@@ -31,7 +31,7 @@ _EXACT = 1e-7
 """A row is exact where what is left of it is this part."""
 _ALONE = threading.Lock()
 """Batches are formed one by one: each uses all processors."""
-Blocks = Callable[[], Iterator[tuple[int, Array]]]
+RowBlocks = Callable[[], Iterator[tuple[int, Array]]]
 """A pass over the rows of all shared tokens: blocks, with the place of their first row."""
 
 
@@ -150,7 +150,7 @@ class NewRows(FormedTensor):
         weights = (steps[::-1] if self.before else steps) if weighted else np.ones(len(rows))
         return np.asarray(weights @ rows / weights.sum())
 
-    def _nearest(self, wanted: Array, blocks: Blocks, k: int) -> tuple[Array, Array]:
+    def _nearest(self, wanted: Array, blocks: RowBlocks, k: int) -> tuple[Array, Array]:
         cosine = self.how.metric == "cosine"
         chosen, points = nearest(wanted, blocks, k, cosine)
         pairs = zip(wanted, points, strict=True)
@@ -181,7 +181,7 @@ def _gathered(values: Values, tensor: Tensor, rows: Sequence[int] | Array) -> Ar
     return np.stack(found).astype(np.float64)
 
 
-def matching_pursuit(targets: Array, blocks: Blocks, k: int) -> tuple[Array, Array]:
+def matching_pursuit(targets: Array, blocks: RowBlocks, k: int) -> tuple[Array, Array]:
     """The places of k atoms for every target, and their coefficients (Pati et al., 1993).
 
     A target that is exact before takes no more: the rest of its coefficients is 0.
@@ -212,7 +212,7 @@ def matching_pursuit(targets: Array, blocks: Blocks, k: int) -> tuple[Array, Arr
     return chosen, np.linalg.solve(triangles, right[..., None])[..., 0]
 
 
-def _most_alike(left: Array, blocks: Blocks, taken: Array) -> tuple[Array, Array]:
+def _most_alike(left: Array, blocks: RowBlocks, taken: Array) -> tuple[Array, Array]:
     """The atom with the largest inner product that is not taken, by place and itself."""
     best, place = np.full(len(left), -1.0), np.zeros(len(left), np.int64)
     atoms = np.zeros_like(left)
@@ -228,7 +228,7 @@ def _most_alike(left: Array, blocks: Blocks, taken: Array) -> tuple[Array, Array
     return place, atoms
 
 
-def nearest(targets: Array, blocks: Blocks, k: int, cosine: bool) -> tuple[Array, Array]:
+def nearest(targets: Array, blocks: RowBlocks, k: int, cosine: bool) -> tuple[Array, Array]:
     """The places of the k nearest atoms of every target, nearest first, and the atoms."""
     far: Array = np.zeros((len(targets), 0))
     places: Array = np.zeros((len(targets), 0), np.int64)

@@ -15,9 +15,9 @@ from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.steps import Description
 from sigmerge.recipe import Recipe
-from sigmerge.results import TextRead, Tokens
+from sigmerge.results import Retokenized, TextRead
 
-LONGEST = 1024
+LONGEST_LINE = 1024
 """Tokens of a line that are read."""
 
 
@@ -38,7 +38,7 @@ class TokensJob:
         self._lines()
         return self._merge.describe()
 
-    def run(self) -> Tokens:
+    def run(self) -> Retokenized:
         lines = self._lines()
         done = self._merge.run()
         read: dict[str, TextRead] = {}
@@ -46,7 +46,7 @@ class TokensJob:
             [model] = self.recipe.models
             for name, folder in {"before": model.path, "after": Path(done.out)}.items():
                 read[name] = _read(folder, lines, self.options.trust_remote_code)
-        return Tokens(out=done.out, plan=done.plan, provenance=done.provenance, text=read)
+        return Retokenized(out=done.out, plan=done.plan, provenance=done.provenance, text=read)
 
     def _lines(self) -> list[tuple[str, str]]:
         """The lines of the text, each as its first word and the rest."""
@@ -68,7 +68,7 @@ def _read(folder: Path, lines: list[tuple[str, str]], trust: bool) -> TextRead:
     from sigmerge.probing.generate import load_model
     from sigmerge.probing.reading import read_texts
 
-    found, _ = read_texts(load_model(folder, "hf", "auto", None, trust=trust), lines, LONGEST)
+    found, _ = read_texts(load_model(folder, "hf", "auto", None, trust=trust), lines, LONGEST_LINE)
     total, tokens = -sum(one.log_likelihood for one in found), sum(one.tokens for one in found)
     count = sum(len(rest.encode()) for _, rest in lines)
     return TextRead(perplexity=exp(min(total / tokens, 700)), bits_per_byte=total / log(2) / count,
