@@ -541,7 +541,7 @@ def test_a_full_disk_leaves_nothing_of_an_adapter(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("sigmerge.jobs.extract._settings", full)
+    monkeypatch.setattr("sigmerge.jobs.extract.peft_settings", full)
     with pytest.raises(OutputError, match="No space left"):
         extracted(shared, tmp_path / "out", Options(threads=1))
     assert list(tmp_path.iterdir()) == []

@@ -470,10 +470,14 @@ def test_an_unfinished_capture_builds_on_whole_files_only(pool: Path, tmp_path: 
     first, second = (partial / f"layer-0000{block}.safetensors" for block in (0, 1))
     (partial / "layer-00002.safetensors").write_bytes(first.read_bytes())  # of no finished part
     second.write_bytes(second.read_bytes()[:-9])
-    before = first.stat().st_ino, second.stat().st_ino
+
+    def written(file: Path) -> tuple[int, int]:
+        return file.stat().st_ino, file.stat().st_mtime_ns  # a number may be used again
+
+    before = written(first), written(second)
     row = sigmerge.capture(content, experts=["math"])[0]
     assert (row.state, row.seconds) == ("captured", None)  # the whole time is not known
-    made = [(Path(row.folder) / file.name).stat().st_ino for file in (first, second)]
+    made = [written(Path(row.folder) / file.name) for file in (first, second)]
     assert made[0] == before[0] and made[1] != before[1]
     shutil.move(pool / ".sigmerge", tmp_path / "interrupted")
     again = sigmerge.capture(content, experts=["math"])[0]
