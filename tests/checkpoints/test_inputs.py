@@ -95,7 +95,7 @@ def test_an_input_saved_again_after_its_header_was_read(
             opened.append(path)
         return found
 
-    for module in ("checkpoints.pool", "jobs.extract"):
+    for module in ("checkpoints.plain", "jobs.extract"):
         monkeypatch.setattr(f"sigmerge.{module}.open_checkpoint", opened_then_changed)
     with pytest.raises(PoolError, match="changed while it was read"):
         calls[verb]()
