@@ -78,8 +78,8 @@ def checkpoint(folder: Path, seed: int = 0, sharded: bool = False) -> None:
         header, _ = encode_header([(n, "F32", (6, 4)) for n in own])
         values = rng.standard_normal(24 * len(own)).astype(np.float32)
         (folder / name).write_bytes(header + values.tobytes())
-    if index := layout.index():
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, index in layout.indexes().items():
+        (folder / name).write_text(json.dumps(index))
 
 
 def pool(folder: Path) -> None:

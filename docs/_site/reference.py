@@ -93,11 +93,15 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     top = schema["properties"]
     repair = _resolved(top["repair"], schema)
     slices = _resolved(top["slices"]["items"], schema)
-    yield "models: an entry", _resolved(top["models"]["items"], schema)
+    listed, run = top["models"]["anyOf"]
+    yield "models: an entry", _resolved(listed["items"], schema)
+    yield "models: the checkpoints of a run", _resolved(run, schema)
     yield "slices: an entry", slices
     yield "slices: a source", _resolved(slices["properties"]["sources"]["items"], schema)
     for key in ("tokenizer", "capture", "repair"):
         yield f"{key}:", _resolved(top[key], schema)
+    missing = _resolved(top["tokenizer"], schema)["properties"]["missing"]
+    yield "tokenizer: missing:", _resolved(missing, schema)
     yield "repair: calibrate:", _resolved(repair["properties"]["calibrate"], schema)
     for key in ("guide", "tune", "search"):
         yield f"{key}:", _resolved(top[key], schema)

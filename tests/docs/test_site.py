@@ -136,7 +136,7 @@ def test_the_reference_has_every_method_and_parameter(reference: dict[str, str])
     for name in OPERATORS:
         section = reference["operators"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         assert operator(name).paper in section
-        rows = re.findall(r"^\| `(\w+)` \|", section, re.M)
+        rows = re.findall(r"^\| `([\w.]+)` \|", section, re.M)
         assert rows == [parameter.name for parameter in operator(name).parameters]
 
 
