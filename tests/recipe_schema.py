@@ -20,6 +20,7 @@ from sigmerge.recipe.schema import RECIPE_SCHEMA
 from sigmerge.recipe.scored import SCORED, CalibrateSection
 from sigmerge.recipe.sections import (
     CaptureSection,
+    MissingSection,
     ModelSection,
     RecipeSection,
     Section,
@@ -36,6 +37,7 @@ PARTS = {
     "sources": SourceSection,
     "capture": CaptureSection,
     "tokenizer": TokenizerSection,
+    "missing": MissingSection,
     **SCORED,
 }
 VALUE = {
