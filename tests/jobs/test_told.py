@@ -205,7 +205,7 @@ def test_the_card_names_what_was_merged(pool: PoolOnDisk, tmp_path: Path) -> Non
     recipe["models"][0] |= {"model": str(cached), "name": "math"}
     sigmerge.merge(recipe, tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
-    assert "base_model:\n- reference\n- owner/tuned\n- coding\n" in card
+    assert "base_model:\n- owner/tuned\nbase_model_relation: merge\n" in card  # the hub's alone
 
 
 def test_an_empty_section_is_noted(pool: PoolOnDisk) -> None:
