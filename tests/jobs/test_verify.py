@@ -18,10 +18,12 @@ from sigmerge.checkpoints.writer import Layout
 from sigmerge.files.locks import only_writer
 from sigmerge.jobs.verify import Sample
 from sigmerge.records import Provenance
+from tests.checkpoints.test_hub import hub, server
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, weight_bytes
 from tests.probing import models
 
+__all__ = ["hub", "server"]  # fixtures
 DOMAINS = ("math", "coding", "safety")
 SCORES: dict[str, Any] = {
     "experts": {e: {d: 0.9 if d == e else 0.4 for d in DOMAINS} for e in DOMAINS},
@@ -164,12 +166,13 @@ BASES: dict[str, tuple[str, str, dict[str, str]]] = {
 
 @pytest.mark.parametrize("which", BASES)
 def test_deep_knows_which_of_the_models_is_the_base(
-    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+    pool: PoolOnDisk, tmp_path: Path, request: pytest.FixtureRequest, which: str
 ) -> None:
     """Else every other model would be taken for the one before it."""
     method, base, named = BASES[which]
     base = base.format(pool.reference)
-    monkeypatch.setattr("sigmerge.checkpoints.hub.download", lambda name: pool.reference)
+    if base == "org/model":
+        request.getfixturevalue("hub").add(base, pool.reference)
     recipe = pool.recipe(method) | {"base_model": base}
     recipe["models"].insert(1, {"model": base, "parameters": {"weight": 0.5}, **named})
     sigmerge.merge(recipe, tmp_path / "out")
