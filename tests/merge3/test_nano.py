@@ -28,8 +28,7 @@ RECIPE = str(RECIPES / "dare_ties.yaml")
 def test_the_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran = CliRunner().invoke(app, ["search", RECIPE, str(out), "--dry-run", "--json"])
-    [step] = json.loads(ran.output)["steps"]
-    plan = {**step["facts"], **step}
+    [plan] = json.loads(ran.output)["steps"]
     assert (plan["evaluation_calls"], plan["population"], plan["generations"]) == (240, 24, 10)
     assert (plan["genes"], plan["ability_runs"]) == (10, 15)
     assert plan["labelled_items"] == dict.fromkeys(NANO_DOMAINS, CALIBRATION)
