@@ -22,6 +22,7 @@ import torch
 
 from sigmerge import kept
 from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.gguf import folder_of
 from sigmerge.checkpoints.pickled import as_safetensors
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.how import How
@@ -39,8 +40,10 @@ from sigmerge.operators.table import register
 from sigmerge.probing import generate
 from sigmerge.probing.captures import Capture
 from sigmerge.probing.exemplars import read_exemplars
+from sigmerge.probing.gates import gate_rows
 from sigmerge.probing.grams import prompt_grams
 from sigmerge.recipe import load_recipe
+from tests import gguf_files
 from tests.evaluation.tiny import write_tiny
 
 SOURCE = Path(kept.__file__).parent
@@ -73,6 +76,7 @@ class Place:
         (root / "items.sh").write_text(ITEMS)
         (root / "score.sh").write_text(SCORE)
         torch.save({"weight": torch.ones(2)}, root / "weights.bin")
+        gguf_files.write(root / "model.gguf")
         return cls(root)
 
     @property
@@ -151,6 +155,18 @@ def signed(at: Place, fewer: bool = False, **how: Any) -> Derivation:
 
 def unpickled(at: Place) -> Derivation:
     return first_wanted(lambda: as_safetensors([at.root / "weights.bin"]))[0]
+
+
+def texts_of_gguf(at: Place) -> Derivation:
+    return first_wanted(lambda: folder_of(at.root / "model.gguf"))[0]
+
+
+def gates(
+    at: Place, mode: str = "hidden_last", prompt: str = "ask", device: str = "cpu",
+    trust: bool = False,
+) -> Derivation:  # fmt: skip
+    base = open_checkpoint(at.pool / "math")
+    return gate_rows(base, [((prompt,), ("yes",)), (("yes",), ())], mode, device, trust)
 
 
 @contextmanager
@@ -308,6 +324,11 @@ ROWS = {
         {"unchecked": {"allow_nonfinite": True}, "layers": {"fewer": True}},
     ),
     "unpickled": Row("checkpoints/pickled.py", unpickled),
+    "gguf": Row("checkpoints/gguf.py", texts_of_gguf),
+    "gates": Row(
+        "probing/gates.py", gates,
+        {**PROBED, "mode": {"mode": "hidden_avg"}, "prompts": {"prompt": "other"}},
+    ),
     "score of a command": Row(
         "jobs/scores.py", by_command,
         {"command": {"more": " x"}, "folder": {"folder": "pool"}, "environment": {"salt": "x"}},
@@ -407,7 +428,7 @@ def test_a_file_that_is_not_declared_is_not_seen(name: str, at: Place) -> None:
     with opened_in(at.root, at.root / "work", at.pool / kept.BESIDE) as opened:
         run()
     assert opened <= declared
-    assert opened & {f for f in declared if f.suffix in (".safetensors", ".bin", ".sh")}
+    assert opened & {f for f in declared if f.suffix in (".safetensors", ".bin", ".gguf", ".sh")}
     undeclared = {at.pool / "math/notes.md", at.pool / "math/other/model.safetensors"}
     assert not undeclared & declared and all(file.is_file() for file in undeclared)
 

@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         lambda r: r.update(tokenizer_source="base", tokenizer={"source": "base"}),
         ["tokenizer", "give one"],
     ),
-    "models are no list": (put("models")({"model": "x"}), ["models", "valid list"]),
+    "models are no list": (put("models")({"model": "x"}), ["models.glob", "is missing"]),
     "model that is no mapping": (put("models", 0)("./x"), ["models[0]", "not './x'"]),
     "repair that is no mapping": (put("repair")(["probe"]), ["repair", "not ['probe']"]),
     "scale in words": (

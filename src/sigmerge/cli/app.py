@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from sigmerge.cli.declared import HELP
+
 EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -48,13 +50,13 @@ app = Commands(
     name="sigmerge",
     help="Merge fine-tuned checkpoints of one reference model, then repair the merge.",
     epilog=EXIT_CODES,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 
 
 def group(name: str, help: str, epilog: str | None = None) -> click.Group:
     """A command that has commands of its own."""
-    made = click.Group(name, help=help, epilog=epilog)
+    made = click.Group(name, help=help, epilog=epilog, context_settings=HELP)
     app.add_command(made)
     return made
 

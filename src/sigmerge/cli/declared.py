@@ -73,12 +73,19 @@ class Argument(Option):
         )
 
 
+HELP = {"help_option_names": ["-h", "--help"]}
+"""Settings of every command: click keeps what a command's first context said of its help."""
+
+
 class DeclaredCommand(click.Command):
     """A function as a command, under its name; its docstring is the help."""
 
     def __init__(self, function: Callable[..., None], name: str | None, epilog: str) -> None:
         named = name or function.__name__.replace("_", "-")
-        super().__init__(named, callback=function, help=inspect.getdoc(function), epilog=epilog)
+        super().__init__(
+            named, callback=function, help=inspect.getdoc(function), epilog=epilog,
+            context_settings=HELP,
+        )  # fmt: skip
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if not self.params:

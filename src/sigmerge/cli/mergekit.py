@@ -171,7 +171,7 @@ def migrate(
         int, Option("--sample", help="Entries of a tensor that are merged to count; 0: none.")
     ] = 1 << 16,
 ) -> None:
-    """Print what differs from mergekit when a recipe runs here, and how many entries.
+    """Print what differs from mergekit when a recipe runs here.
 
     Of every kind of tensor some rows are merged by both arithmetics, and a table says how many
     entries differ and why: half precision, ties, draws. A recipe that `merge --dry-run` refuses is
