@@ -175,7 +175,7 @@ def migrate(
 
     Of every kind of tensor some rows are merged by both arithmetics, and a table says how many
     entries differ and why: half precision, ties, draws. A recipe that `merge --dry-run` refuses is
-    an error, as it is there. Of a file of mergekit-moe, mergekit-evolve or mergekit-tokensurgeon it
+    an error, as it is there. Of a file of mergekit-moe or mergekit-evolve it
     says which command takes it here, and what differs.
     """
     from sigmerge.jobs.migration import migration
